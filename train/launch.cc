@@ -26,7 +26,6 @@
 #include "burst/device/progress.h"
 #include "model/ops/cuda/matmul.h"
 #include "train/agreement.h"
-#include "train/plan/check_run.h"
 #include "train/report/run_folder.h"
 #include "train/setup.h"
 #include "train/trainer.h"
@@ -60,7 +59,22 @@ void EndProcess(const absl::Status& failure) {
   std::_Exit(kExitFailure);
 }
 
-// A run that is resumed is another's until that has ended: its checkpoint is read after that.
+// The processes that prepare a run together: those of a job, or this one alone.
+struct Processes {
+  Communicator* comm = nullptr;  // null: this process is alone, and its ranks are threads
+  std::optional<ScopedRankProgress> progress = {};
+
+  bool IsFirst() const { return comm == nullptr || comm->rank() == 0; }
+  // The error of the first process that has one, on all of them.
+  absl::Status Agree(const absl::Status& status) const {
+    return comm == nullptr ? status : AgreeOn(status, comm);
+  }
+  void WatchThisRank() {
+    if (comm != nullptr && current_progress == nullptr) progress.emplace(comm->rank());
+  }
+};
+
+// Waits until the run that is resumed has ended elsewhere: its checkpoint is read after that.
 absl::Status LockResumed(const ResolvedConfig& config, std::optional<RunLock>* lock) {
   if (!config.resume) return absl::OkStatus();
   BURST_ASSIGN_OR_RETURN(*lock, LockRunFolder(config.out, /*wait=*/true));
@@ -72,15 +86,7 @@ absl::StatusOr<TrainingSetup> PrepareUnwatched(const ResolvedConfig& config) {
   return PrepareTraining(config);
 }
 
-// Before the ranks wait for each other; on one of them.
-absl::Status CheckMemory(TrainingSetup* setup) {
-  if (!setup->config.plan) return absl::OkStatus();
-  if (setup->config.device == DeviceType::kCpu) return CheckStateFits(*setup);
-  const ScopedPhase phase("plan");
-  return CheckRunFits(setup);
-}
-
-// A run that has made its steps: what a killed process has left is put in order. On one rank.
+// Puts in order what a killed process has left of a run that has made its steps. On one rank.
 absl::Status CloseFinished(TrainingSetup* setup) {
   const ResolvedConfig& config = setup->config;
   BURST_ASSIGN_OR_RETURN(const bool repaired,
@@ -91,34 +97,84 @@ absl::Status CloseFinished(TrainingSetup* setup) {
   return absl::OkStatus();
 }
 
-// This process is a rank. The processes are connected before they read data: one that is lost
-// meanwhile is named by the others, and reading may take one of them longer than another.
-absl::Status TrainProcess(const ResolvedConfig& config, Communicator* comm) {
-  BURST_RETURN_IF_ERROR(AgreeOnOptions(config, comm));
+// Everything before the first step, in one order for all ways to launch: the data, the lock of the
+// run, its checkpoint, the check. A run that has made its steps is closed: setup.finished.
+absl::StatusOr<TrainingSetup> PrepareRun(const ResolvedConfig& config, const RunCheck& check,
+                                         Processes* processes) {
+  Communicator* const comm = processes->comm;
+  if (comm != nullptr) BURST_RETURN_IF_ERROR(AgreeOnOptions(config, comm));
   absl::StatusOr<TrainingSetup> setup = PrepareUnwatched(config);
-  std::optional<ScopedRankProgress> progress;
   // Over MPI nothing else tells a rank that has stopped from one that reads for long.
-  if (config.comm == CommKind::kMpi) progress.emplace(comm->rank());
-  BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
-  BURST_RETURN_IF_ERROR(AgreeOnSetup(*setup, comm));
+  if (config.comm == CommKind::kMpi) processes->WatchThisRank();
+  BURST_RETURN_IF_ERROR(processes->Agree(setup.status()));
+  if (comm != nullptr) BURST_RETURN_IF_ERROR(AgreeOnSetup(*setup, comm));
   absl::Status status;
-  if (comm->rank() == 0) status = LockResumed(setup->config, &setup->lock);
-  BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
-  BURST_RETURN_IF_ERROR(AgreeOn(FindResumed(&*setup), comm));
-  BURST_RETURN_IF_ERROR(AgreeOnCheckpoint(*setup, comm));
+  if (processes->IsFirst()) status = LockResumed(setup->config, &setup->lock);
+  BURST_RETURN_IF_ERROR(processes->Agree(status));
+  BURST_RETURN_IF_ERROR(processes->Agree(FindResumed(&*setup)));
+  if (comm != nullptr) BURST_RETURN_IF_ERROR(AgreeOnCheckpoint(*setup, comm));
   if (setup->finished) {
-    if (comm->rank() == 0) status = CloseFinished(&*setup);
-    return AgreeOn(status, comm);
+    if (processes->IsFirst()) status = CloseFinished(&*setup);
+    BURST_RETURN_IF_ERROR(processes->Agree(status));
+    return setup;
   }
   // Not before: others may have waited while this one loaded data.
-  if (current_progress == nullptr) progress.emplace(comm->rank());
-  BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
-  if (comm->rank() == 0) status = CheckMemory(&*setup);
-  BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
-  const ScopedThreadPool pool(setup->config.threads);
-  status = TrainRank(*setup, comm);
+  processes->WatchThisRank();
+  if (comm != nullptr) BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
+  if (processes->IsFirst()) {
+    std::optional<ScopedCudaDevice> first;  // a process that is a rank has chosen its GPU
+    if (comm == nullptr && config.device == DeviceType::kCuda) first.emplace(0);
+    status = check(&*setup);
+  }
+  BURST_RETURN_IF_ERROR(processes->Agree(status));
+  return setup;
+}
+
+// The ranks are threads of this process.
+absl::Status TrainThreads(const ResolvedConfig& config, const RunCheck& check) {
+  Processes alone;
+  BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareRun(config, check, &alone));
+  if (setup.finished) return absl::OkStatus();
+  return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(setup, &comm); });
+}
+
+// This process is a rank. The processes are connected before they read data: one that is lost
+// meanwhile is named by the others, and reading may take one of them longer than another.
+absl::Status TrainProcess(const ResolvedConfig& config, const RunCheck& check, Communicator* comm) {
+  Processes processes{comm};
+  BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareRun(config, check, &processes));
+  if (setup.finished) return absl::OkStatus();
+  const ScopedThreadPool pool(setup.config.threads);
+  const absl::Status status = TrainRank(setup, comm);
   if (!status.ok()) comm->Abort(status);
   return status;
+}
+
+absl::Status TrainOverMpi(const ResolvedConfig& config, const RunCheck& check, Communicator* mpi) {
+  BURST_RETURN_IF_ERROR(TrainProcess(config, check, mpi));
+  // MPI's own end waits for all ranks as well, but unwatched.
+  const ScopedRankProgress progress(mpi->rank());
+  const ScopedPhase phase("exit");
+  return AgreeOn(absl::OkStatus(), mpi);
+}
+
+absl::Status TrainOverTcp(const ResolvedConfig& config, const RunCheck& check,
+                          const ProcessLaunch& launch) {
+  TcpOptions options;
+  options.grace = std::chrono::seconds(10);
+  options.on_failure = EndProcess;
+  BURST_ASSIGN_OR_RETURN(const auto comm, TcpCommunicator::Create(launch, options));
+  return TrainProcess(config, check, comm.get());
+}
+
+absl::Status TrainOverGpus(const ResolvedConfig& config, const RunCheck& check,
+                           const ProcessLaunch& launch) {
+  BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(launch));
+  const ScopedCudaDevice device(gpu, launch.rank);
+  const ScopedRankProgress progress(launch.rank);
+  const auto marks = MarkDeviceProgress(DeviceType::kCuda);
+  BURST_ASSIGN_OR_RETURN(const auto comm, CreateGpuCommunicator(launch));
+  return TrainProcess(config, check, comm.get());
 }
 
 }  // namespace
@@ -133,47 +189,19 @@ absl::Status RunRanksInProcess(const ResolvedConfig& config,
   return RunRanks(config.ranks, with_pool);
 }
 
-absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
+absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi, const RunCheck& check) {
   std::optional<Watchdog> watchdog;
   const std::chrono::seconds patience(std::min(config.patience, kForEver));
   if (config.patience > 0) watchdog.emplace(patience);
   if (config.tf32) cuda::AllowTf32(true);
-  if (config.comm == CommKind::kThreads) {
-    BURST_ASSIGN_OR_RETURN(TrainingSetup setup, PrepareTraining(config));
-    BURST_RETURN_IF_ERROR(LockResumed(config, &setup.lock));
-    BURST_RETURN_IF_ERROR(FindResumed(&setup));
-    if (setup.finished) return CloseFinished(&setup);
-    std::optional<ScopedCudaDevice> first;
-    if (config.device == DeviceType::kCuda) first.emplace(0);
-    BURST_RETURN_IF_ERROR(CheckMemory(&setup));
-    first.reset();
-    return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(setup, &comm); });
-  }
-  if (config.comm == CommKind::kMpi) {
-    BURST_RETURN_IF_ERROR(TrainProcess(config, mpi));
-    // MPI's own end waits for all ranks as well, but unwatched.
-    const ScopedRankProgress progress(mpi->rank());
-    const ScopedPhase phase("exit");
-    return AgreeOn(absl::OkStatus(), mpi);
-  }
-
+  if (config.comm == CommKind::kThreads) return TrainThreads(config, check);
+  if (config.comm == CommKind::kMpi) return TrainOverMpi(config, check, mpi);
   BURST_ASSIGN_OR_RETURN(auto launch, DetectProcessLaunch(std::getenv));
   if (config.patience > 0) {
     launch->patience = std::min<std::chrono::milliseconds>(launch->patience, patience);
   }
-  if (config.comm == CommKind::kTcp) {
-    TcpOptions options;
-    options.grace = std::chrono::seconds(10);
-    options.on_failure = EndProcess;
-    BURST_ASSIGN_OR_RETURN(const auto comm, TcpCommunicator::Create(*launch, options));
-    return TrainProcess(config, comm.get());
-  }
-  BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
-  const ScopedCudaDevice device(gpu, launch->rank);
-  const ScopedRankProgress progress(launch->rank);
-  const auto marks = MarkDeviceProgress(DeviceType::kCuda);
-  BURST_ASSIGN_OR_RETURN(const auto comm, CreateGpuCommunicator(*launch));
-  return TrainProcess(config, comm.get());
+  return config.comm == CommKind::kTcp ? TrainOverTcp(config, check, *launch)
+                                       : TrainOverGpus(config, check, *launch);
 }
 
 }  // namespace burst

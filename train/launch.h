@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "burst/comm/communicator.h"
 #include "train/config/config.h"
+#include "train/setup.h"
 
 namespace burst {
 
@@ -15,10 +16,14 @@ namespace burst {
 absl::Status RunRanksInProcess(const ResolvedConfig& config,
                                const std::function<absl::Status(Communicator&)>& body);
 
-// Trains: prepares, starts the ranks, and returns the first error. `mpi`: the communicator of all
-// processes with --comm=mpi, else null. With --comm=tcp, mpi and nccl every process calls it; of
-// those that fail together, one returns the error and the others Cancelled, so that it is printed
-// once. A process that fails alone takes the others down with its message.
-absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi);
+// Looks at a prepared run before its first step, on one rank; an error ends the run. The planner
+// refuses here what does not fit the memory (train/plan/check_run.h).
+using RunCheck = std::function<absl::Status(TrainingSetup*)>;
+
+// Trains: prepares, checks, starts the ranks, and returns the first error. `mpi`: the communicator
+// of all processes with --comm=mpi, else null. With --comm=tcp, mpi and nccl every process calls
+// it; of those that fail together, one returns the error and the others Cancelled, so that it is
+// printed once. A process that fails alone takes the others down with its message.
+absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi, const RunCheck& check);
 
 }  // namespace burst

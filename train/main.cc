@@ -11,6 +11,7 @@
 #include "burst/comm/mpi/mpi_communicator.h"
 #include "train/config/config.h"
 #include "train/launch.h"
+#include "train/plan/check_run.h"
 
 namespace burst {
 namespace {
@@ -30,7 +31,7 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, DetectLaunch(mpi.get()));
   if (!config.ok()) return RefuseUsage(config.status(), ProcessRank());
 
-  const absl::Status status = RunTraining(*config, mpi.get());
+  const absl::Status status = RunTraining(*config, mpi.get(), CheckMemory);
   if (absl::IsCancelled(status)) LetOthersReport();
   if (!status.ok()) return ExitCode(status, kExitFailure);
   return InterruptSignal() == 0 ? 0 : 128 + InterruptSignal();

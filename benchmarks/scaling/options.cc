@@ -70,26 +70,28 @@ struct ScalingConfig {
 };
 
 OptionTable Options(ScalingConfig* c) {
-  constexpr OnResume kMayChange = OnResume::kMayChange;  // nothing is resumed here
   const OptionTable train = TrainOptions(&c->train);
   OptionTable t;
   t.Group("What");
-  t.Add("experiment", &c->experiment, ParseExperiment, kMayChange,
-        "attention (time, memory and bytes of attention alone), error (of its results, against "
-        "double precision), prefill (time to first token of a whole model), generation (that, and "
-        "the time of a token after it) or training (time, memory and loss of whole steps).");
-  t.AddList("strategies", &c->strategies, ParseStrategy, kMayChange,
-            absl::StrCat(train["strategy"].help,
+  t.Add("experiment", &c->experiment, ParseExperiment)
+      .Help(
+          "attention (time, memory and bytes of attention alone), error (of its results, against "
+          "double precision), prefill (time to first token of a whole model), generation (that, "
+          "and "
+          "the time of a token after it) or training (time, memory and loss of whole steps).");
+  t.AddList("strategies", &c->strategies, ParseStrategy)
+      .Help(absl::StrCat(train["strategy"].help,
                          " A list. Of attention alone, what tp and tp+sp send around it counts as "
                          "their part."));
-  t.AddList("ranks", &c->ranks, ParseCount, kMayChange,
-            "Ranks that share a sequence (single has one), 2 unless given; on cuda each owns one "
-            "GPU, only --experiment=error shares. Under mpirun, torchrun or srun as many of the "
-            "processes, all of them unless given.");
-  t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
-            "Tokens of a sequence, over all ranks. Unless given 1024,2048,4096; of training 256.");
-  t.AddList("batches", &c->batches, ParseCount, kMayChange,
-            "Sequences of a batch. Unless given 1; of training 8.");
+  t.AddList("ranks", &c->ranks, ParseCount)
+      .Help(
+          "Ranks that share a sequence (single has one), 2 unless given; on cuda each owns one "
+          "GPU, only --experiment=error shares. Under mpirun, torchrun or srun as many of the "
+          "processes, all of them unless given.");
+  t.AddList("seqlens", &c->seqlens, ParseCount)
+      .Help("Tokens of a sequence, over all ranks. Unless given 1024,2048,4096; of training 256.");
+  t.AddList("batches", &c->batches, ParseCount)
+      .Help("Sequences of a batch. Unless given 1; of training 8.");
   t.AddShared(train, "layout", "With tp and tp+sp always contiguous, the best for them.");
   t.AddShared(train, "ring_backward");
   t.AddShared(train, "ulysses");
@@ -97,43 +99,48 @@ OptionTable Options(ScalingConfig* c) {
   t.AddShared(train, "ring_grad_dtype");
 
   t.Group("Attention alone");
-  t.Add("heads", &c->heads, kMayChange, "Query heads.");
-  t.Add("kv_heads", &c->kv_heads, kMayChange,
-        "KV heads, which divide the query heads. 0: as many.");
-  t.Add("head_dim", &c->head_dim, kMayChange, "Channels of a head.");
-  t.Add("mask", &c->mask, ParseMask, kMayChange, "full or causal.");
-  t.Add("tiles", &c->tiles, ParseTiles, kMayChange,
-        "on: attention tile by tile. off: by whole score matrices, on the CPU, for small lengths.");
-  t.AddList("tile_keys", &c->tile_keys, ParseCount, kMayChange,
-            "Keys of a tile, on the CPU: a list, to see what tile size does. Empty: the kernels' "
-            "own.");
-  t.Add("dtype", &c->dtype, ParseDType, kMayChange,
-        "fp32, fp64 (cpu), bf16 (cuda), or auto: bf16 on GPUs.");
+  t.Add("heads", &c->heads).Help("Query heads.");
+  t.Add("kv_heads", &c->kv_heads).Help("KV heads, which divide the query heads. 0: as many.");
+  t.Add("head_dim", &c->head_dim).Help("Channels of a head.");
+  t.Add("mask", &c->mask, ParseMask).Help("full or causal.");
+  t.Add("tiles", &c->tiles, ParseTiles)
+      .Help(
+          "on: attention tile by tile. off: by whole score matrices, on the CPU, for small "
+          "lengths.");
+  t.AddList("tile_keys", &c->tile_keys, ParseCount)
+      .Help(
+          "Keys of a tile, on the CPU: a list, to see what tile size does. Empty: the kernels' "
+          "own.");
+  t.Add("dtype", &c->dtype, ParseDType)
+      .Help("fp32, fp64 (cpu), bf16 (cuda), or auto: bf16 on GPUs.");
 
   t.Group("Whole models");
   t.AddShared(train, "model");
   t.AddShared(train, "data", "Of training alone.");
   t.AddShared(train, "steps", "Of training alone.");
-  t.AddList("recompute", &c->recompute, ParseRecompute, kMayChange,
-            absl::StrCat(train["recompute"].help, " A list. Of training alone."));
+  t.AddList("recompute", &c->recompute, ParseRecompute)
+      .Help(absl::StrCat(train["recompute"].help, " A list. Of training alone."));
   t.AddShared(train, "recompute_segment", "Of training alone.");
   t.AddShared(train, "ffn_chunk");
   t.AddShared(train, "head_chunk", "Of training alone.");
   t.AddShared(train, "zero", "Of training alone.");
   t.AddShared(train, "offload", "Of training alone.");
-  t.Add("tokens", &c->tokens, kMayChange,
-        "Tokens to generate, after one that is not timed; the median counts. Of generation alone.");
+  t.Add("tokens", &c->tokens)
+      .Help(
+          "Tokens to generate, after one that is not timed; the median counts. Of generation "
+          "alone.");
 
   t.Group("How");
   t.AddShared(train, "device");
   t.AddShared(train, "threads");
-  t.Add("repeats", &c->repeats, kMayChange, "Measurements of a case, of which the median counts.");
-  t.Add("compare", &c->compare, kMayChange,
-        "Of attention: measure each case also without communication and without a ring. With "
-        "--nocompare, time alone: for sequences that take minutes.");
-  t.Add("out", &c->out, kMayChange,
-        "Folder for the tables, as CSV and JSON, and a plot, each named after the experiment.")
-      .scope = Scope::kHost;
+  t.Add("repeats", &c->repeats).Help("Measurements of a case, of which the median counts.");
+  t.Add("compare", &c->compare)
+      .Help(
+          "Of attention: measure each case also without communication and without a ring. With "
+          "--nocompare, time alone: for sequences that take minutes.");
+  t.Add("out", &c->out)
+      .Of(Scope::kHost)
+      .Help("Folder for the tables, as CSV and JSON, and a plot, each named after the experiment.");
   return t;
 }
 

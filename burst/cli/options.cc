@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "burst/base/check.h"
 #include "burst/base/json.h"
@@ -24,7 +26,9 @@ using Json = nlohmann::ordered_json;
 template <typename T>
 absl::Status Parsed(bool valid, absl::string_view text, const T& value, absl::string_view expected,
                     T* field) {
-  if (!valid) return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not ", expected));
+  if (!valid) {
+    return absl::InvalidArgumentError(absl::StrCat("must be ", expected, "; got '", text, "'"));
+  }
   *field = value;
   return absl::OkStatus();
 }
@@ -62,7 +66,7 @@ absl::StatusOr<int64_t> ParseCount(absl::string_view text) {
   int64_t number = 0;
   if (absl::SimpleAtoi(text, &number) && number >= 1) return number;
   return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is not a whole number of at least 1"));
+      absl::StrCat("must be a whole number of at least 1; got '", text, "'"));
 }
 
 absl::Status ParseOption(absl::string_view text, double* value) {
@@ -84,23 +88,63 @@ std::string PrintOption(double value) {
   return std::strtod(text.c_str(), nullptr) == value ? text : absl::StrFormat("%.17g", value);
 }
 
-Option& OptionTable::AddRow(absl::string_view name, Option::Type type, OnResume on_resume,
-                            absl::string_view help,
+std::string Option::Rule() const {
+  const auto number = [](const std::optional<double>& value) { return PrintOption(*value); };
+  std::string rule;
+  if (bounds.min && bounds.max) {
+    rule = absl::StrCat("from ", number(bounds.min), " to ", number(bounds.max));
+  } else {
+    std::vector<std::string> parts;
+    if (bounds.min) parts.push_back(absl::StrCat("at least ", number(bounds.min)));
+    if (bounds.above) parts.push_back(absl::StrCat("above ", number(bounds.above)));
+    if (bounds.max) parts.push_back(absl::StrCat("at most ", number(bounds.max)));
+    if (bounds.below) parts.push_back(absl::StrCat("below ", number(bounds.below)));
+    rule = absl::StrJoin(parts, " and ");
+  }
+  if (bounds.special) rule = absl::StrCat(number(bounds.special), ", or ", rule);
+  return rule;
+}
+
+absl::Status Option::CheckBounds() const {
+  double value = 0;
+  if (!absl::SimpleAtod(get(), &value) || value == bounds.special) return absl::OkStatus();
+  const bool valid =
+      (!bounds.min || value >= *bounds.min) && (!bounds.max || value <= *bounds.max) &&
+      (!bounds.above || value > *bounds.above) && (!bounds.below || value < *bounds.below);
+  if (valid) return absl::OkStatus();
+  return InvalidOption(name, "must be ", Rule(), unit.empty() ? "" : absl::StrCat(" (", unit, ")"),
+                       "; got ", get());
+}
+
+absl::Status OptionTable::CheckBounds() const {
+  for (const Option& option : options_) BURST_RETURN_IF_ERROR(option.CheckBounds());
+  return absl::OkStatus();
+}
+
+Option& OptionTable::AddRow(absl::string_view name, Option::Type type,
                             std::function<absl::Status(absl::string_view)> set,
                             std::function<std::string()> get) {
   BURST_CHECK(Find(name) == nullptr) << "two options --" << name;
-  std::string initial = get();
-  options_.push_back({std::string(name), group_, std::string(help), on_resume, type,
-                      std::move(initial), std::move(set), std::move(get)});
+  Option row;
+  row.name = std::string(name);
+  row.group = group_;
+  row.type = type;
+  row.initial = get();
+  row.set = std::move(set);
+  row.get = std::move(get);
+  options_.push_back(std::move(row));
   return options_.back();
 }
 
-void OptionTable::AddShared(const OptionTable& other, absl::string_view name,
-                            absl::string_view remark) {
+Option& OptionTable::AddShared(const OptionTable& other, absl::string_view name,
+                               absl::string_view remark) {
   Option option = other[name];
   option.group = group_;
+  option.basic = false;
+  option.conflicts.clear();
   if (!remark.empty()) absl::StrAppend(&option.help, " ", remark);
   options_.push_back(std::move(option));
+  return options_.back();
 }
 
 const Option* OptionTable::Find(absl::string_view name) const {
@@ -116,6 +160,10 @@ const Option& OptionTable::operator[](absl::string_view name) const {
   return *option;
 }
 
+Option& OptionTable::operator[](absl::string_view name) {
+  return const_cast<Option&>(std::as_const(*this)[name]);
+}
+
 bool OptionTable::Given(absl::string_view name) const {
   const Option& option = (*this)[name];
   return option.get() != option.initial;
@@ -124,6 +172,10 @@ bool OptionTable::Given(absl::string_view name) const {
 absl::Status OptionTable::Unknown(absl::string_view name) const {
   if (const auto removed = removed_.find(std::string(name)); removed != removed_.end()) {
     return absl::InvalidArgumentError(absl::StrCat("--", name, " was removed; ", removed->second));
+  }
+  if (const auto renamed = renamed_.find(std::string(name)); renamed != renamed_.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", name, " was renamed; give --", renamed->second));
   }
   std::string message = absl::StrCat("there is no option --", name);
   const Option* nearest = nullptr;
@@ -171,10 +223,10 @@ absl::Status OptionTable::ParseArguments(int argc, char** argv) {
     } else if (++i < argc) {
       BURST_RETURN_IF_ERROR(Set(name, argv[i]));
     } else {
-      return InvalidOption(name, "a value is missing");
+      return InvalidOption(name, "a value is missing; give --", name, "=VALUE");
     }
   }
-  return absl::OkStatus();
+  return CheckBounds();
 }
 
 absl::Status OptionTable::ParseJson(absl::string_view text) {
@@ -184,7 +236,9 @@ absl::Status OptionTable::ParseJson(absl::string_view text) {
   }
   for (const auto& [name, value] : json.items()) {
     if (removed_.count(name) > 0) continue;
-    BURST_RETURN_IF_ERROR(Set(name, value.is_string() ? value.get<std::string>() : value.dump()));
+    const auto renamed = renamed_.find(name);
+    const std::string& now = renamed == renamed_.end() ? name : renamed->second;
+    BURST_RETURN_IF_ERROR(Set(now, value.is_string() ? value.get<std::string>() : value.dump()));
   }
   return absl::OkStatus();
 }
@@ -215,20 +269,50 @@ absl::Status OptionTable::CheckResume(const OptionTable& before, const OptionTab
   return absl::OkStatus();
 }
 
-std::string OptionTable::Help(absl::string_view introduction) const {
+namespace {
+
+// What --help says of an option: the help, its bounds, what it does not go with.
+std::string HelpText(const Option& option) {
+  std::string text = option.help;
+  const std::string rule = option.Rule();
+  if (!rule.empty() || !option.unit.empty()) {
+    const char* const comma = rule.empty() || option.unit.empty() ? "" : "; ";
+    absl::StrAppend(&text, " [", option.unit, comma, rule, "]");
+  }
+  if (!option.conflicts.empty()) absl::StrAppend(&text, " ", option.conflicts);
+  return text;
+}
+
+void AppendHelp(const Option& option, std::string* text) {
   constexpr size_t kColumn = 24, kWidth = 74;
+  const std::string left =
+      absl::StrCat("  --", option.name, option.initial.empty() ? "" : "=", option.initial);
+  const bool fits = left.size() < kColumn;
+  if (!fits) absl::StrAppend(text, left, "\n");
+  const std::vector<std::string> lines = WrapLines(HelpText(option), kWidth);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    absl::StrAppendFormat(text, "%-*s%s\n", static_cast<int>(kColumn), i == 0 && fits ? left : "",
+                          lines[i]);
+  }
+}
+
+}  // namespace
+
+std::string OptionTable::Help(absl::string_view introduction) const {
   std::string text(introduction), group;
+  const bool has_basic = std::any_of(options_.begin(), options_.end(),
+                                     [](const Option& option) { return option.basic; });
+  if (has_basic) absl::StrAppend(&text, "\nFirst\n");
   for (const Option& option : options_) {
-    if (option.group != group) absl::StrAppend(&text, "\n", group = option.group, "\n");
-    const std::string left =
-        absl::StrCat("  --", option.name, option.initial.empty() ? "" : "=", option.initial);
-    const bool fits = left.size() < kColumn;
-    if (!fits) absl::StrAppend(&text, left, "\n");
-    const std::vector<std::string> lines = WrapLines(option.help, kWidth);
-    for (size_t i = 0; i < lines.size(); ++i) {
-      absl::StrAppendFormat(&text, "%-*s%s\n", static_cast<int>(kColumn),
-                            i == 0 && fits ? left : "", lines[i]);
+    if (option.basic) AppendHelp(option, &text);
+  }
+  for (const Option& option : options_) {
+    if (option.basic) continue;
+    if (option.group != group) {
+      group = option.group;
+      absl::StrAppend(&text, "\n", has_basic ? "Advanced: " : "", group, "\n");
     }
+    AppendHelp(option, &text);
   }
   absl::StrAppend(&text, "\n--help prints this, --version the version.\n");
   return text;

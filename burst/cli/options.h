@@ -6,18 +6,20 @@
 //   OptionTable Options(Config* config) {
 //     OptionTable table;
 //     table.Group("Training");
-//     table.Add("steps", &config->steps, OnResume::kMayChange, "Optimizer steps.");
-//     table.Add("packed", &config->packed, OnResume::kMustAgree, "Attention ends at documents.");
-//     table.Add("out", &config->out, OnResume::kNotSaved, "Folder.").scope = Scope::kHost;
+//     table.Add("steps", &config->steps).Min(1).MayChange().Help("Run N optimizer steps.");
+//     table.Add("packed", &config->packed).Help("End attention at documents.");
+//     table.Add("out", &config->out).NotSaved().Of(Scope::kHost).Help("Write into this folder.");
 //     return table;
 //   }
 //
-// A field's value at the time of Add is the option's default.
+// A field's value at the time of Add is the option's default. What two options must not do together
+// is in a table of conflicts (conflicts.h).
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -67,17 +69,43 @@ std::string PrintOption(int64_t value);
 std::string PrintOption(double value);
 std::string PrintOption(bool value);
 
+// A row of the table. Its functions set a property each and return the row.
 struct Option {
   enum class Type { kText, kWhole, kReal, kBool };  // in JSON
 
-  std::string name, group, help;
-  OnResume on_resume = OnResume::kMustAgree;
+  Option& Help(absl::string_view text) { return help = std::string(text), *this; }
+  Option& Min(double least) { return bounds.min = least, *this; }  // the least valid value
+  Option& Max(double most) { return bounds.max = most, *this; }    // the largest valid value
+  Option& Above(double limit) { return bounds.above = limit, *this; }
+  Option& Below(double limit) { return bounds.below = limit, *this; }
+  // A value outside of the bounds that has a meaning of its own, such as -1 for "automatic".
+  Option& Or(double value) { return bounds.special = value, *this; }
+  Option& Unit(absl::string_view text) { return unit = std::string(text), *this; }
+  Option& MayChange() { return on_resume = OnResume::kMayChange, *this; }
+  Option& NotSaved() { return on_resume = OnResume::kNotSaved, *this; }
+  Option& Of(Scope value) { return scope = value, *this; }
+  Option& Basic() { return basic = true, *this; }  // --help lists it before the others
+
+  // "must be ...", without the "must be"; empty: any value is valid.
+  std::string Rule() const;
+  // InvalidArgument "--name: must be RULE; got VALUE" if the field is out of bounds.
+  absl::Status CheckBounds() const;
+
+  struct Bounds {
+    std::optional<double> min, max, above, below, special;
+  };
+  std::string name, group;
   Type type = Type::kText;
   std::string initial;  // the default, as text
   // The field, as text.
   std::function<absl::Status(absl::string_view text)> set;
   std::function<std::string()> get;
-  Scope scope = Scope::kJob;  // set where the row is added
+  std::string help, unit;
+  std::string conflicts;  // for --help: "Not with: --exact."
+  Bounds bounds;
+  OnResume on_resume = OnResume::kMustAgree;
+  Scope scope = Scope::kJob;
+  bool basic = false;
 };
 
 // Refers to the fields, which must outlive it.
@@ -89,29 +117,33 @@ class OptionTable {
     removed_[std::string(name)] = std::string(advice);
   }
 
+  // Names an option of an earlier version whose meaning `name` has now. A file may still give it.
+  // On the command line it is an error that names the new one.
+  void Renamed(absl::string_view before, absl::string_view name) {
+    renamed_[std::string(before)] = std::string(name);
+  }
+
   // Rows that follow are listed under this title.
   void Group(absl::string_view title) { group_ = std::string(title); }
 
   // T: std::string, int64_t, double or bool.
   template <typename T>
-  Option& Add(absl::string_view name, T* field, OnResume on_resume, absl::string_view help) {
+  Option& Add(absl::string_view name, T* field) {
     const auto type = std::is_same_v<T, bool>      ? Option::Type::kBool
                       : std::is_same_v<T, int64_t> ? Option::Type::kWhole
                       : std::is_same_v<T, double>  ? Option::Type::kReal
                                                    : Option::Type::kText;
     return AddRow(
-        name, type, on_resume, help,
-        [field](absl::string_view text) { return ParseOption(text, field); },
+        name, type, [field](absl::string_view text) { return ParseOption(text, field); },
         [field] { return PrintOption(*field); });
   }
 
   // Adds an enum option. Its texts are the results of Name(value) (burst/base/enum_names.h).
   template <typename Enum>
   Option& Add(absl::string_view name, Enum* field,
-              absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,
-              absl::string_view help) {
+              absl::StatusOr<Enum> (*parse)(absl::string_view text)) {
     return AddRow(
-        name, Option::Type::kText, on_resume, help,
+        name, Option::Type::kText,
         [field, parse](absl::string_view text) -> absl::Status {
           BURST_ASSIGN_OR_RETURN(*field, parse(text));
           return absl::OkStatus();
@@ -123,9 +155,8 @@ class OptionTable {
   // --noname means --name=false.
   template <typename Enum>
   Option& AddSwitch(absl::string_view name, Enum* field,
-                    absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,
-                    absl::string_view help) {
-    Option& row = Add(name, field, parse, on_resume, help);
+                    absl::StatusOr<Enum> (*parse)(absl::string_view text)) {
+    Option& row = Add(name, field, parse);
     row.type = Option::Type::kBool;
     return row;
   }
@@ -133,10 +164,9 @@ class OptionTable {
   // A list of different enums or numbers, separated by commas. An empty text is an empty list.
   template <typename T>
   Option& AddList(absl::string_view name, std::vector<T>* field,
-                  absl::StatusOr<T> (*parse)(absl::string_view text), OnResume on_resume,
-                  absl::string_view help) {
+                  absl::StatusOr<T> (*parse)(absl::string_view text)) {
     return AddRow(
-        name, Option::Type::kText, on_resume, help,
+        name, Option::Type::kText,
         [field, parse](absl::string_view text) -> absl::Status {
           BURST_ASSIGN_OR_RETURN(*field, ParseList(text, parse));
           return absl::OkStatus();
@@ -144,12 +174,15 @@ class OptionTable {
         [field] { return PrintList(*field); });
   }
 
-  // A row of another program's table, with its field. `remark` is added to its help.
-  void AddShared(const OptionTable& other, absl::string_view name, absl::string_view remark = "");
+  // A row of another program's table, with its field, bounds and help, to which `remark` is added.
+  Option& AddShared(const OptionTable& other, absl::string_view name,
+                    absl::string_view remark = "");
 
   const std::vector<Option>& options() const { return options_; }
+  bool Has(absl::string_view name) const { return Find(name) != nullptr; }
   // The option must exist.
   const Option& operator[](absl::string_view name) const;
+  Option& operator[](absl::string_view name);
   // Whether its value is not the default.
   bool Given(absl::string_view name) const;
 
@@ -157,9 +190,12 @@ class OptionTable {
   // an unknown option, the one whose name is nearest.
   absl::Status Set(absl::string_view name, absl::string_view text);
 
-  // Applies --name=value, --name value, --flag and --noflag, in order; there are no positional
-  // arguments.
+  // Applies --name=value, --name value, --flag and --noflag, in order, then checks the bounds.
+  // There are no positional arguments.
   absl::Status ParseArguments(int argc, char** argv);
+
+  // Whether all values are within the bounds of their rows.
+  absl::Status CheckBounds() const;
 
   // A JSON object whose keys are names of options.
   absl::Status ParseJson(absl::string_view json);
@@ -202,8 +238,8 @@ class OptionTable {
     }
     return values;
   }
-  Option& AddRow(absl::string_view name, Option::Type type, OnResume on_resume,
-                 absl::string_view help, std::function<absl::Status(absl::string_view)> set,
+  Option& AddRow(absl::string_view name, Option::Type type,
+                 std::function<absl::Status(absl::string_view)> set,
                  std::function<std::string()> get);
   const Option* Find(absl::string_view name) const;
   absl::Status Unknown(absl::string_view name) const;
@@ -211,6 +247,7 @@ class OptionTable {
   std::string group_;
   std::vector<Option> options_;                 // in the order of the help
   std::map<std::string, std::string> removed_;  // advice by name
+  std::map<std::string, std::string> renamed_;  // the new name by the old one
 };
 
 // Prints `help` or the version if the command line asks for --help or --version. Returns whether it

@@ -72,7 +72,7 @@ TEST_F(Disagreement, AnyOption) {
       {"--accumulate=2", "--accumulate: 2 on rank 1, 1 on rank 0"},
       {"--checkpoint_every=3", "--checkpoint_every: 3 on rank 1, 4 on rank 0"},
       {"--eval_every=3", "--eval_every: 3 on rank 1, 8 on rank 0"},
-      {"--dropout=0.5", "--dropout: 0.5 on rank 1, -1 on rank 0"},
+      {"--model.dropout=0.5", "--model.dropout: 0.5 on rank 1, -1 on rank 0"},
       {"--zero=1", "--zero: 1 on rank 1, 0 on rank 0"},
       {"--layout=striped", "--layout: striped on rank 1, zigzag on rank 0"},
       {"--dp=2", "--dp: 2 on rank 1, -1 on rank 0"},

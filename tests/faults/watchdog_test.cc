@@ -14,11 +14,11 @@ class Stuck : public FaultTest {
 
   // Ranks of which number 1 stands still at its 40th wait for messages.
   Arguments StuckTrain(const Arguments& more) const {
-    return Plus(
-        {ProgramPath("tests/faults/stuck_train"), "1", "40", "--data=text.txt", kPatience,
-         "--seqlen=32", "--batch=2", "--steps=1000", "--eval_every=0", "--sample=0", "--out=stuck",
-         "--dropout=0", R"(--model={"family":"llama","layers":2,"width":32,"heads":2,"ffn":64})"},
-        more);
+    return Plus({ProgramPath("tests/faults/stuck_train"), "1", "40", "--data=text.txt", kPatience,
+                 "--seqlen=32", "--batch=2", "--steps=1000", "--eval_every=0", "--sample=0",
+                 "--out=stuck", "--model.dropout=0",
+                 R"(--model={"family":"llama","layers":2,"width":32,"heads":2,"ffn":64})"},
+                more);
   }
 
   // `says`: a line for each rank.

@@ -115,9 +115,9 @@ TEST_F(HuggingFaceCli, ErrorsAreOneSentence) {
   ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--out=run"}));
   ExpectSuccess(Run("export", {"run", "--out=home"}));
   ExpectError(Run("export", {"run", "--out=home"}), 1, {"--out", "holds config.json already"});
-  ExpectError(Train({"--model=home", "--attention_sinks"}), 2,
-              {"--attention_sinks", "home", "have no sinks"});
-  ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--attention_sinks", "--out=sinks"}));
+  ExpectError(Train({"--model=home", "--model.attention_sinks"}), 2,
+              {"--model.attention_sinks", "home", "have no sinks"});
+  ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--model.attention_sinks", "--out=sinks"}));
   ExpectError(Run("export", {"sinks", "--out=home2"}), 1, {"attention_sinks"});
   ExpectSuccess(Run("import", {"home", "--out=in"}));
   ExpectError(Train({"--resume", "--out=in"}), 2, {"--resume", "holds no run to continue"});

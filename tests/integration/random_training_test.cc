@@ -325,10 +325,9 @@ INSTANTIATE_TEST_SUITE_P(All, RandomTraining, testing::Range(0, kParts));
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   burst::OptionTable table;
-  constexpr auto kNotSaved = burst::OnResume::kNotSaved;
-  table.Add("first", &burst::stress.first, kNotSaved, "The first configuration's number.");
-  table.Add("count", &burst::stress.count, kNotSaved, "Configurations to try.");
-  table.Add("steps", &burst::stress.steps, kNotSaved, "Steps of each.");
+  table.Add("first", &burst::stress.first).Help("The first configuration's number.");
+  table.Add("count", &burst::stress.count).Help("Configurations to try.");
+  table.Add("steps", &burst::stress.steps).Help("Steps of each.");
   const absl::Status status = table.ParseArguments(argc, argv);
   if (!status.ok()) {
     std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());

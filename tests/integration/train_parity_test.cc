@@ -276,7 +276,7 @@ const Run kRuns[] = {
       "--seqlen=67"}},
     {"Gpt2Dropout",
      {R"(--model={"family":"gpt2","layers":2,"width":32,"heads":2,"tied_embeddings":true})",
-      "--dropout=0.1", "--accumulate=2", "--seqlen=48"}},
+      "--model.dropout=0.1", "--accumulate=2", "--seqlen=48"}},
     {"LlamaWindowPacked",
      {R"(--model={"family":"llama","layers":2,"width":32,"heads":4,"kv_heads":1,"ffn":64})",
       "--seqlen=70", "--window=20", "--packed"}},

@@ -57,7 +57,8 @@ TEST(TrainConfig, ChangedScoresAreTheModelsUnlessGiven) {
   const std::string model =
       R"(--model={"layers":1,"width":8,"heads":2,"attention_dropout":0.25,"attention_softcap":50})";
   const auto own = Resolve({model}),
-             given = Resolve({model, "--attention_dropout=0", "--attention_softcap=20"});
+             given =
+                 Resolve({model, "--model.attention_dropout=0", "--model.attention_softcap=20"});
   ASSERT_TRUE(own.ok() && given.ok()) << own.status() << given.status();
   EXPECT_EQ(own->model.attention_dropout, 0.25);
   EXPECT_EQ(own->model.attention_softcap, 50);
@@ -72,20 +73,21 @@ TEST(TrainConfig, SinksAreTheModelsOrGiven) {
   const std::string with = R"(--model={"layers":1,"width":8,"heads":2,"attention_sinks":true})",
                     without = R"(--model={"layers":1,"width":8,"heads":2})";
   for (const auto& [model, given, has] :
-       {std::tuple(with, "--noattention_sinks", true), std::tuple(with, "--attention_sinks", true),
-        std::tuple(without, "--attention_sinks", true),
-        std::tuple(without, "--noattention_sinks", false),
-        std::tuple(std::string("--model=nanogpt_cpu"), "--attention_sinks", true)}) {
+       {std::tuple(with, "--nomodel.attention_sinks", true),
+        std::tuple(with, "--model.attention_sinks", true),
+        std::tuple(without, "--model.attention_sinks", true),
+        std::tuple(without, "--nomodel.attention_sinks", false),
+        std::tuple(std::string("--model=nanogpt_cpu"), "--model.attention_sinks", true)}) {
     const auto config = Resolve({model, given});
     ASSERT_TRUE(config.ok()) << config.status();
     EXPECT_EQ(config->model.attention_sinks, has) << model << " " << given;
   }
-  EXPECT_TRUE(Resolve({"--attention_sinks", "--exact"}).ok());
+  EXPECT_TRUE(Resolve({"--model.attention_sinks", "--exact"}).ok());
 }
 
 TEST(TrainConfig, WaysToWriteAnOption) {
   const auto config = Parse({"--steps=7", "-lr", "0.5", "--packed", "--nodeterministic", "--layout",
-                             "striped", "--dropout", "-1"});
+                             "striped", "--model.dropout", "-1"});
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->steps, 7);
   EXPECT_EQ(config->lr, 0.5);
@@ -111,6 +113,17 @@ TEST(TrainConfig, CommandLineWinsOverTheFile) {
     EXPECT_EQ(config->model.family, Family::kGpt2);
     EXPECT_EQ(config->model_name, "custom");
   }
+}
+
+TEST(TrainConfig, AFileMayHaveTheNamesOfEarlierVersions) {
+  const auto config = Resolve({"--config=" + Write("before.json", R"({"dropout": 0.25,
+      "attention_dropout": 0.5, "attention_softcap": 20, "attention_sinks": true,
+      "recompute_every": 2})")});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->model.dropout, 0.25);
+  EXPECT_EQ(config->model.attention_dropout, 0.5);
+  EXPECT_EQ(config->model.attention_softcap, 20);
+  EXPECT_TRUE(config->model.attention_sinks);
 }
 
 TEST(TrainConfig, JsonIsAConfigFile) {
@@ -338,10 +351,11 @@ TEST(TrainConfig, ResumeRefusesAnotherRun) {
   const auto run = Resolve({});
   ASSERT_TRUE(run.ok()) << run.status();
   const std::string before = run->ToJson();
-  for (const char* given : {"--seqlen=3", "--batch=3", "--accumulate=3", "--seed=3", "--packed",
-                            "--window=3", "--tokenizer=byte", "--weight_decay=3", "--beta1=0.3",
-                            "--beta2=0.3", "--eps=0.25", "--dropout=0.3", "--attention_dropout=0.3",
-                            "--attention_softcap=3", "--attention_sinks=true"}) {
+  for (const char* given :
+       {"--seqlen=3", "--batch=3", "--accumulate=3", "--seed=3", "--packed", "--window=3",
+        "--tokenizer=byte", "--weight_decay=3", "--beta1=0.3", "--beta2=0.3", "--eps=0.25",
+        "--model.dropout=0.3", "--model.attention_dropout=0.3", "--model.attention_softcap=3",
+        "--model.attention_sinks=true"}) {
     const auto after = Resolve({given});
     ASSERT_TRUE(after.ok()) << after.status();
     const absl::Status status = after->CheckResume(before);

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/comm/simulated/simulated_communicator.h"
@@ -513,6 +514,37 @@ TEST(Fit, NamesTheSmallestChange) {
   EXPECT_TRUE(absl::StrContains(status.message(), "more GPUs, a shorter --seqlen")) << status;
 }
 
+// A GPU without memory makes the search try everything.
+TEST(Fit, ProposesNothingThatConflicts) {
+  for (const std::vector<std::string>& given :
+       std::vector<std::vector<std::string>>{{"--tp=2", "--dp=2"},
+                                             {"--pp=2", "--accumulate=2"},
+                                             {"--exact"},
+                                             {"--head_chunk=1"},
+                                             {"--recompute=sequence"},
+                                             {"--recompute=full", "--offload=all"},
+                                             {"--strategy=ulysses", "--sp=2"},
+                                             {"--pp=2", "--model=d12"}}) {
+    std::vector<std::string> all = {kSmall, "--gpus=4xH200", "--seqlen=16384", "--batch=4"};
+    all.insert(all.end(), given.begin(), given.end());
+    if (given.back() == "--model=d12") all.push_back("--seqlen=1024");
+    const absl::StatusOr<Question> question = Ask(all);
+    ASSERT_TRUE(question.ok()) << given[0] << ": " << question.status();
+    for (const double memory : {double{kUnplannedBytes}, 1.5 * kUnplannedBytes, 80 * kGiB}) {
+      GpuModel gpu = question->gpu;
+      gpu.memory = memory;
+      const auto fitted = FitStep(question->setup, gpu, 8, {true, true, true, true, true});
+      ASSERT_TRUE(fitted.ok()) << fitted.status();
+      std::vector<std::string> again = all;
+      for (absl::string_view option : absl::StrSplit(fitted->options, ' ', absl::SkipEmpty())) {
+        again.emplace_back(option);
+      }
+      EXPECT_TRUE(Ask(again).ok())
+          << given[0] << " " << fitted->options << ": " << Ask(again).status();
+    }
+  }
+}
+
 // Two sequences on four GPUs: four GPUs for each, or two groups of two. The model has two heads, so
 // four ranks cannot divide them.
 TEST(Meshes, AreThoseThatTheTrainerTakes) {
@@ -574,15 +606,15 @@ TEST(GpuModels, AreKnownByName) {
 
 TEST(PlanOptions, AreRefusedByName) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"--gpus=four"}, "--gpus: four is no number of GPUs"},
-      {{"--gpus=0xH200"}, "--gpus: 0xH200"},
+      {{"--gpus=four"}, "--gpus: must be a number and a kind; got four"},
+      {{"--gpus=0xH200"}, "--gpus: must be a number and a kind; got 0xH200"},
       {{"--gpus=4xV100"}, "--gpus: the rates of V100 are not known"},
-      {{"--gpus=257xH200"}, "--gpus: 257 are too many"},
-      {{"--links=0"}, "--links: 0 must be above 0"},
-      {{"--memory=-3"}, "--memory: -3"},
-      {{"--host_memory=0"}, "--host_memory: 0"},
-      {{"--gpus_per_node=0"}, "--gpus_per_node: 0"},
-      {{"--zero=3"}, "--zero: 3 has nothing to divide"},
+      {{"--gpus=257xH200"}, "--gpus: must be at most 256; got 257"},
+      {{"--links=0"}, "--links: must be -1, or above 0 (GB/s); got 0"},
+      {{"--memory=-3"}, "--memory: must be -1, or above 0 (GiB); got -3"},
+      {{"--host_memory=0"}, "--host_memory: must be -1, or above 0 (GiB); got 0"},
+      {{"--gpus_per_node=0"}, "--gpus_per_node: must be at least 1; got 0"},
+      {{"--zero=3"}, "--zero: must be 0 on one rank"},
       {{"--offload=activations"}, "give --recompute"},
       {{"--steps=3"}, "steps"},
       {{"--model=/nowhere"}, "--model"},

@@ -59,7 +59,9 @@ class ThreadsTest : public testing::TestWithParam<const char*> {
     Launch launch;
     const auto config = ResolveConfig(options, launch);
     EXPECT_EQ(config.status(), absl::OkStatus());
-    EXPECT_EQ(RunTraining(*config, /*mpi=*/nullptr), absl::OkStatus());
+    EXPECT_EQ(
+        RunTraining(*config, /*mpi=*/nullptr, [](TrainingSetup*) { return absl::OkStatus(); }),
+        absl::OkStatus());
     Outcome outcome;
     const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", options.steps);
     EXPECT_EQ(log.status(), absl::OkStatus());

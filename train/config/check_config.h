@@ -1,5 +1,6 @@
-// What options must satisfy: ranges, and pairs that contradict each other. InvalidArgument that
-// names the option, its value and what would be valid.
+// Rules on the values of options that bounds (train_options.cc) and conflicts (conflicts.cc) cannot
+// say, such as what must divide what. Errors: InvalidArgument "--name: must be RULE; got VALUE; do
+// THIS".
 #pragma once
 
 #include "absl/status/status.h"
@@ -7,22 +8,17 @@
 
 namespace burst {
 
-// Before anything else.
-absl::Status CheckRanges(const TrainConfig& config);
+// Products of options that no machine could serve.
+absl::Status CheckProducts(const TrainConfig& config);
 
-// What the kernels of a GPU ask of a model. After the device, the dtype and the model are known.
-absl::Status CheckModelFitsDevice(const ResolvedConfig& config);
+// What kernels ask of a model. After the device, the precision and the mesh are known.
+absl::Status CheckKernels(const ResolvedConfig& config);
 
-// Whether --zero=2 and 3 go with the other options. They do not go with --exact. Over stages of a
-// pipeline they do not if the first and the last stage share only a part of a unit (ParameterUnit),
-// as a tied GPT-2's do.
-bool CanDivideGradients(const ResolvedConfig& config);
+// How the layers and the micro-batches are divided over stages.
+absl::Status CheckStages(const ResolvedConfig& config);
 
-// What --pp goes with. After the mesh and the model are known.
-absl::Status CheckPipeline(const TrainConfig& given, const ResolvedConfig& config);
-
-// Checks gradients in transit, attention in fp8, ZeRO and offload in an otherwise resolved
-// configuration.
-absl::Status CheckContradictions(const ResolvedConfig& config);
+// How the heads, and with tensor parallelism the hidden channels, are divided over ranks.
+absl::Status CheckTensorParallel(const ResolvedConfig& config);
+absl::Status CheckHeads(const ResolvedConfig& config);
 
 }  // namespace burst

@@ -2,8 +2,8 @@
 //
 // TrainConfig is what the user gives; ResolveConfig checks it before anything starts and makes a
 // ResolvedConfig of it, the only one of the two that the rest of the program sees. To add an
-// option: a field of PlainOptions, or of TrainConfig with what it becomes in ResolvedConfig; a row
-// of TrainOptions (config.cc); a check in ResolveConfig (resolve_config.cc).
+// option: a field of PlainOptions, or of TrainConfig with what it becomes in ResolvedConfig; and a
+// row of TrainOptions (train_options.cc). What it does not go with is a row of conflicts.cc.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +50,11 @@ const char* Name(Offload offload);
 const char* Name(DeviceChoice device);
 const char* Name(Precision precision);
 absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text);
+absl::StatusOr<CommChoice> ParseComm(absl::string_view text);
+absl::StatusOr<Precision> ParsePrecision(absl::string_view text);
+absl::StatusOr<Offload> ParseOffload(absl::string_view text);
+absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text);
+absl::StatusOr<Resume> ParseResume(absl::string_view text);
 
 // Options that mean what they say, before and after they are resolved (paths are absolute then). A
 // field's initial value is the option's default; config.cc says what it is for.
@@ -183,6 +188,9 @@ struct ResolvedConfig : PlainOptions {
   // What CreateAttention is told of the above.
   BurstAttentionOptions AttentionOptions() const;
   Mask AttentionMask() const { return Mask::SlidingWindow(window); }
+
+  // The options as they were given, with absolute paths.
+  const TrainConfig& given() const { return given_; }
 
   // What config.json holds, to be given to --config: a -1 stays, so that it is chosen anew when the
   // run is resumed; the JSON of a model takes the place of its file's name.

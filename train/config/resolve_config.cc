@@ -11,14 +11,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
-#include "model/tensor_parallel.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/config/check_config.h"
 #include "train/config/config.h"
+#include "train/config/conflicts.h"
 
 namespace burst {
 namespace {
@@ -27,14 +26,14 @@ absl::StatusOr<LrSchedule> ResolveLr(const TrainConfig& c) {
   const bool constant = c.schedule == LrShape::kConstant;
   LrSchedule lr{c.schedule, c.lr, c.min_lr, c.warmup, c.steps};
   if (lr.min_lr == -1) lr.min_lr = constant ? c.lr : c.lr / 10;
-  if (lr.min_lr > c.lr) return InvalidOption("min_lr", lr.min_lr, " is above --lr=", c.lr);
-  if (constant && lr.min_lr != c.lr) {
-    return InvalidOption("min_lr", lr.min_lr,
-                         " has no effect with --schedule=constant; leave it out");
+  if (lr.min_lr > c.lr) {
+    return InvalidOption("min_lr", "must be at most --lr=", c.lr, "; got ", lr.min_lr,
+                         "; give less, or leave it out");
   }
   if (lr.warmup == -1) lr.warmup = std::min<int64_t>(100, c.steps / 20);
   if (lr.warmup > c.steps) {
-    return InvalidOption("warmup", lr.warmup, " steps are more than --steps=", c.steps);
+    return InvalidOption("warmup", "must be at most --steps=", c.steps, "; got ", lr.warmup,
+                         "; give less, or leave it out");
   }
   return lr;
 }
@@ -46,10 +45,6 @@ absl::Status ResolvePrecision(const TrainConfig& c, const Launch& launch, Resolv
       ResolveDevice(on_cpu && c.device == DeviceChoice::kAuto ? DeviceChoice::kCpu : c.device,
                     launch.gpus));
   const bool cuda = config->device == DeviceType::kCuda;
-  if (!cuda && c.precision != Precision::kAuto && c.precision != Precision::kFp32) {
-    return InvalidOption("precision", Name(c.precision),
-                         " needs --device=cuda; the CPU computes in fp32");
-  }
   config->fp8 = c.precision == Precision::kFp8;
   if (cuda && c.precision != Precision::kFp32 && c.precision != Precision::kTf32) {
     config->dtype = DType::kBFloat16;
@@ -79,24 +74,13 @@ absl::Status ResolveComm(const TrainConfig& c, const Launch& launch, ResolvedCon
   const bool cuda = config->device == DeviceType::kCuda;
   const bool launched = launch.processes > 1 || !launch.error.ok();
   config->comm = ChooseComm(c.comm, cuda, launched);
-  switch (config->comm) {
-    case CommKind::kNccl:
-      if (!cuda) {
-        return InvalidOption("comm",
-                             "nccl needs --device=cuda; the CPU's are threads, tcp and mpi");
-      }
-      break;
-    case CommKind::kTcp:
-      if (!cuda) break;
-      return InvalidOption("comm", "tcp does not reach into GPUs; leave it out with --device=cuda");
-    case CommKind::kMpi:
-      if (!cuda) return absl::OkStatus();
-      return InvalidOption("comm", "mpi does not reach into GPUs; leave it out with --device=cuda");
-    case CommKind::kThreads:
-      if (launch.processes == 1) return absl::OkStatus();
-      return InvalidOption("comm", "threads would train ", launch.processes,
-                           " separate models, one in each process of ", launch.launcher,
-                           "; leave it out");
+  if (config->comm == CommKind::kMpi) return absl::OkStatus();
+  if (config->comm == CommKind::kThreads) {
+    if (launch.processes == 1) return absl::OkStatus();
+    return InvalidOption(
+        "comm", "must be another one in the processes of a launcher; got threads, ",
+        "which would train ", launch.processes, " separate models, one in each process of ",
+        launch.launcher, "; leave it out");
   }
   const char* name = config->comm == CommKind::kNccl ? "nccl" : "tcp";
   if (!launch.error.ok()) return InvalidOption("comm", name, ": ", launch.error.message());
@@ -104,8 +88,10 @@ absl::Status ResolveComm(const TrainConfig& c, const Launch& launch, ResolvedCon
     return InvalidOption("comm", name, ": ", launch.token_error.message());
   }
   if (launch.processes > 1) return absl::OkStatus();
-  return InvalidOption("comm", name, " needs processes that mpirun, torchrun or srun started; for ",
-                       cuda ? "the GPUs" : "threads", " of this machine give --ranks alone");
+  return InvalidOption("comm",
+                       "must be threads or auto unless mpirun, torchrun or srun started the ",
+                       "processes; got ", name, "; for ", cuda ? "the GPUs" : "threads",
+                       " of this machine give --ranks alone");
 }
 
 // A machine that is asked for very many more threads than it has cores runs out of memory, or of
@@ -133,18 +119,19 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
                                        std::max<int64_t>(1, c.sp) * std::max<int64_t>(1, c.tp));
     }
     if (cuda && config->ranks > launch.gpus) {
-      return InvalidOption("ranks", config->ranks, " are more than the ", launch.gpus,
-                           launch.gpus == 1 ? " GPU" : " GPUs",
-                           " of this machine; a rank needs its own");
+      return InvalidOption("ranks", "must be at most the ", launch.gpus,
+                           launch.gpus == 1 ? " GPU" : " GPUs", " of this machine; got ",
+                           config->ranks, "; a rank needs its own");
     }
     if (c.threads == -1) config->threads = std::max(1, launch.cores / config->ranks);
     return cuda ? absl::OkStatus() : CheckThreads(*config, config->ranks, launch.cores);
   }
   if (c.ranks == -1) config->ranks = launch.processes;
   if (config->ranks != launch.processes) {
-    return InvalidOption("ranks", c.ranks, " does not agree with the ", launch.processes,
+    return InvalidOption("ranks", "must be the ", launch.processes,
                          launch.processes == 1 ? " process" : " processes", " that ",
-                         launch.launcher, " started; give --ranks=", launch.processes, " or -1");
+                         launch.launcher, " started; got ", c.ranks,
+                         "; give --ranks=", launch.processes, " or -1");
   }
   if (c.threads == -1) config->threads = std::max(1, launch.cores);
   return CheckThreads(*config, 1, launch.cores);
@@ -154,18 +141,16 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
 // and may be given their number as --sp.
 absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   if (config->ranks % c.pp != 0) {
-    return InvalidOption("pp", c.pp, " does not divide the number of ranks, ", config->ranks);
+    return InvalidOption("pp", "must be a divisor of the number of ranks, ", config->ranks,
+                         "; got ", c.pp, "; give other --ranks");
   }
   const bool all_tensor = IsTensorParallel(c.strategy);
-  if (all_tensor && c.tp != -1 && c.sp != -1) {
-    return InvalidOption("sp", c.sp, " beside --tp=", c.tp, " needs a strategy for the ranks of a ",
-                         "sequence, such as burst; ", Name(c.strategy), " has none");
-  }
   const int64_t tp = all_tensor || c.tp == -1 ? 1 : c.tp;
   const char* const of = c.pp > 1 ? " of a stage of --pp, " : ", ";
   int64_t ranks = config->ranks / c.pp;  // of a stage
   if (ranks % tp != 0) {
-    return InvalidOption("tp", c.tp, " does not divide the number of ranks", of, ranks);
+    return InvalidOption("tp", "must be a divisor of the number of ranks", of, ranks, "; got ",
+                         c.tp, "; give other --ranks");
   }
   ranks /= tp;
   const char* const name = all_tensor && c.tp != -1 ? "tp" : "sp";
@@ -175,45 +160,19 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   if (dp * sp != ranks) {
     const bool both = c.dp != -1 && given_sp != -1;
     return InvalidOption(
-        c.dp != -1 ? "dp" : name, c.dp != -1 ? c.dp : given_sp,
-        both ? absl::StrCat(" times --", name, "=", sp, " is not") : " does not divide",
-        " the number of ranks", tp > 1 ? " by --tp" : "", of, ranks);
+        c.dp != -1 ? "dp" : name,
+        both ? absl::StrCat("must be, times --", name, "=", sp, ",") : "must be a divisor of",
+        " the number of ranks", tp > 1 ? " by --tp" : "", of, ranks, "; got ",
+        c.dp != -1 ? c.dp : given_sp, "; leave one out");
   }
   if (c.batch % dp != 0) {
-    return InvalidOption("batch", c.batch, " sequences cannot be shared equally by --dp=", dp,
-                         " groups of ranks");
+    return InvalidOption("batch", "must be a multiple of --dp=", dp,
+                         ", whose groups get equal shares; got ", c.batch, "; give a multiple");
   }
   config->mesh.data = static_cast<int>(dp);
   config->mesh.stages = static_cast<int>(c.pp);
   config->mesh.sequence = static_cast<int>(all_tensor ? 1 : sp);
   config->mesh.tensor = static_cast<int>(all_tensor ? sp : tp);
-  return absl::OkStatus();
-}
-
-// After the mesh and the model are known.
-absl::Status CheckTensorParallel(const TrainConfig& c, const ResolvedConfig& config) {
-  if (config.mesh.tensor == 1) return absl::OkStatus();
-  const bool all_tensor = IsTensorParallel(c.strategy);
-  const char* const option = all_tensor && c.tp == -1 ? "strategy" : "tp";
-  const std::string value =
-      all_tensor && c.tp == -1 ? Name(c.strategy) : absl::StrCat(config.mesh.tensor);
-  if (c.strategy == Strategy::kUlysses || c.strategy == Strategy::kBurstUlysses) {
-    return InvalidOption("tp", value, " is not for --strategy=", Name(c.strategy),
-                         ", which divides the heads, too; give burst or ring");
-  }
-  const absl::Status fits = TensorParallel::Check(config.model.WithDefaults(), config.mesh.tensor);
-  if (!fits.ok()) {
-    return InvalidOption(option, value, ": ", fits.message(), all_tensor ? "; or burst" : "");
-  }
-  const std::string with = absl::StrCat(" is not for --", option, "=", value);
-  if (c.ffn_chunk > 0) {
-    return InvalidOption("ffn_chunk", c.ffn_chunk, with,
-                         ", which exchanges all tokens around a feed-forward; leave it out");
-  }
-  if (c.head_chunk > 0) {
-    return InvalidOption("head_chunk", c.head_chunk, with,
-                         ", which divides the heads between ranks; leave it out");
-  }
   return absl::OkStatus();
 }
 
@@ -229,7 +188,9 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
                                       std::optional<Pretrained>* pretrained,
                                       std::string* lost_folder) {
   std::error_code error;  // what cannot be seen is no folder
-  if (c->model.empty()) return InvalidOption("model", "is empty; presets: ", ModelPresetNames());
+  if (c->model.empty()) {
+    return InvalidOption("model", "must not be empty; give a preset: ", ModelPresetNames());
+  }
   absl::StatusOr<ModelConfig> model;
   if (!ModelPreset(c->model).ok() && std::filesystem::is_directory(ResolvePath(c->model), error)) {
     c->model = ResolvePath(c->model);
@@ -266,8 +227,9 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
   if (c->attention_dropout != -1) model->attention_dropout = c->attention_dropout;
   if (c->attention_softcap != -1) model->attention_softcap = c->attention_softcap;
   if (c->attention_sinks && !model->attention_sinks && pretrained->has_value()) {
-    return InvalidOption("attention_sinks", "true is not for the weights of --model=", *name,
-                         ", which have no sinks; leave it out");
+    return InvalidOption("model.attention_sinks",
+                         "must be false for the weights of --model=", *name,
+                         ", which have no sinks; got true; leave it out");
   }
   if (c->attention_sinks) model->attention_sinks = true;
   const absl::Status valid = model->Validate();
@@ -275,52 +237,19 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
   if (model->family == Family::kGpt2) {
     if (model->context == 0) model->context = c->seqlen;
     if (c->seqlen > model->context) {
-      return InvalidOption("seqlen", c->seqlen, " is beyond the model's ", model->context,
-                           " learned positions");
+      return InvalidOption("seqlen", "must be at most the ", model->context,
+                           " learned positions of the model; got ", c->seqlen, "; give less");
     }
   }
   return model;
 }
 
-// After the mesh and the model are known.
-absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
-  const ModelConfig model = config->model.WithDefaults();
-  const int sp = config->mesh.sequence;
-  const char* name = Name(c.strategy);
-  if (c.strategy == Strategy::kSingle && sp > 1) {
-    return InvalidOption("strategy", "single keeps a sequence on one rank, not on ", sp,
-                         "; give --sp=1 or another strategy");
-  }
-  const bool says_the_same =
-      c.strategy == Strategy::kRing && c.ring_backward == BackwardDirection::kRing;
-  if (c.ring_backward != BackwardDirection::kAuto && !HasDirections(c.strategy) && !says_the_same) {
-    return InvalidOption("ring_backward", Name(c.ring_backward), " is not for --strategy=", name,
-                         ", whose backward has one direction; leave it out");
-  }
-  if (c.strategy != Strategy::kBurstUlysses && c.ulysses != -1) {
-    return InvalidOption("ulysses", c.ulysses, " has no effect with --strategy=", name,
-                         "; it is for burst+ulysses");
-  }
-  // Of the heads that attention takes at a time.
-  const int64_t kv_heads = c.head_chunk > 0 ? c.head_chunk : model.kv_heads;
-  const int64_t heads = model.heads / model.kv_heads * kv_heads;
-  if (model.kv_heads % kv_heads != 0) {
-    return InvalidOption("head_chunk", c.head_chunk, " does not divide the ", model.kv_heads,
-                         " KV heads");
-  }
-  if (c.strategy == Strategy::kUlysses) {
-    const absl::Status divide = CheckHeadsDivide(heads, kv_heads, sp);
-    const char* const option = c.head_chunk > 0 ? "head_chunk" : "strategy";
-    if (!divide.ok()) return InvalidOption(option, "ulysses: ", divide.message(), ", or burst");
-  }
-  if (c.strategy != Strategy::kBurstUlysses) return absl::OkStatus();
-  const int64_t most = std::gcd<int64_t>(sp, kv_heads);
-  if (c.ulysses != -1 && sp % c.ulysses != 0) {
-    return InvalidOption("ulysses", c.ulysses, " does not divide the ", sp, " ranks of a sequence");
-  }
+// The ranks of a group of burst+ulysses: as many as divide the ranks and the heads.
+void ResolveUlysses(const TrainConfig& c, ResolvedConfig* config) {
+  if (c.strategy != Strategy::kBurstUlysses) return;
+  const int64_t kv_heads = c.head_chunk > 0 ? c.head_chunk : config->model.WithDefaults().kv_heads;
+  const int64_t most = std::gcd<int64_t>(config->mesh.sequence, kv_heads);
   config->ulysses = static_cast<int>(c.ulysses != -1 ? c.ulysses : most);
-  const absl::Status divide = CheckHeadsDivide(heads, kv_heads, config->ulysses);
-  return divide.ok() ? divide : InvalidOption("ulysses", divide.message());
 }
 
 // 0: no multiple of 16 divides seqlen.
@@ -336,50 +265,23 @@ int64_t DefaultExactChunk(int64_t seqlen) {
 }
 
 absl::Status ResolveExact(const TrainConfig& c, ResolvedConfig* config) {
-  if (!c.exact) {
-    if (c.exact_chunk == 0) return absl::OkStatus();
-    return InvalidOption("exact_chunk", c.exact_chunk, " has no effect without --exact");
-  }
-  const auto not_with = [](const char* option, const auto& value, const char* instead) {
-    return InvalidOption(option, value, " is not for --exact; ", instead);
-  };
-  if (c.strategy != Strategy::kBurst && c.strategy != Strategy::kSingle) {
-    return not_with("strategy", Name(c.strategy), "leave it out: ranks gather keys and values");
-  }
-  if (config->mesh.tensor > 1) {
-    return not_with("tp", c.tp, "leave it out: its sums depend on the number of ranks");
-  }
-  if (c.zero > 1) return not_with("zero", c.zero, "give 0 or 1: every rank has all gradients");
-  if (c.head_chunk > 0) return not_with("head_chunk", c.head_chunk, "leave it out");
-  if (c.recompute == Recompute::kSequence) {
-    return not_with("recompute", Name(c.recompute), "give selective or full");
-  }
-  if (!c.deterministic) return not_with("deterministic", "false", "leave it out");
-  if (c.ring_backward != BackwardDirection::kAuto) {
-    return not_with("ring_backward", Name(c.ring_backward), "leave it out: there is no ring");
-  }
-  if (c.ring_grad_dtype != RingGradDType::kFp32) {
-    return not_with("ring_grad_dtype", Name(c.ring_grad_dtype), "leave it out: there is no ring");
-  }
-  if (c.ranks_per_node > 0) {
-    return not_with("ranks_per_node", c.ranks_per_node, "leave it out: there is no ring");
-  }
+  if (!c.exact) return absl::OkStatus();
   if (c.exact_chunk == 0) {
     config->exact_chunk = DefaultExactChunk(c.seqlen);
     if (config->exact_chunk > 0) return absl::OkStatus();
-    return InvalidOption("seqlen", c.seqlen, " is not for --exact, which takes multiples of 16");
+    return InvalidOption("seqlen", "must be one of the multiples of 16 with --exact; got ",
+                         c.seqlen, "; give a multiple");
   }
-  const bool divides = c.exact_chunk > 0 && c.seqlen % c.exact_chunk == 0;
-  if (c.exact_chunk < 0 || c.exact_chunk % 16 != 0 || (!divides && c.exact_chunk % c.seqlen != 0)) {
-    return InvalidOption("exact_chunk", c.exact_chunk,
-                         " must be a multiple of 16 that divides --seqlen=", c.seqlen,
-                         ", or a multiple of that");
+  const bool divides = c.seqlen % c.exact_chunk == 0;
+  if (c.exact_chunk % 16 != 0 || (!divides && c.exact_chunk % c.seqlen != 0)) {
+    return InvalidOption("exact_chunk", "must be a multiple of 16 that divides --seqlen=", c.seqlen,
+                         ", or a multiple of that; got ", c.exact_chunk, "; leave it out");
   }
   const int64_t sequences = c.exact_chunk / c.seqlen, share = c.batch / config->mesh.data;
   if (divides || share % sequences == 0) return absl::OkStatus();
-  return InvalidOption("exact_chunk", c.exact_chunk, " is ", sequences,
-                       " sequences, which do not divide the ", share, " of --batch=", c.batch,
-                       " that are a rank's");
+  return InvalidOption("exact_chunk", "must be sequences that divide the ", share,
+                       " of --batch=", c.batch, " that are a rank's; got ", c.exact_chunk, ", ",
+                       sequences, " sequences; give less");
 }
 
 // "12" or "10-12".
@@ -389,15 +291,12 @@ absl::Status ResolveProfile(const TrainConfig& c, ResolvedConfig* config) {
   if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &config->profile_first) ||
       !absl::SimpleAtoi(ends.back(), &config->profile_last) || config->profile_first < 1 ||
       config->profile_last < config->profile_first) {
-    return InvalidOption("profile_steps", c.profile_steps,
-                         " is no range of steps; give one, such as 12, or two, such as 10-12");
+    return InvalidOption("profile_steps", "must be a step or a range of steps; got ",
+                         c.profile_steps, "; give one, such as 12, or two, such as 10-12");
   }
   if (config->profile_last > c.steps) {
-    return InvalidOption("profile_steps", c.profile_steps, " is beyond --steps=", c.steps);
-  }
-  if (config->device == DeviceType::kCpu) {
-    return InvalidOption("profile_steps", c.profile_steps,
-                         " needs --device=cuda; perf and others profile a CPU without help");
+    return InvalidOption("profile_steps", "must be at most --steps=", c.steps, "; got ",
+                         c.profile_steps, "; give earlier ones");
   }
   return absl::OkStatus();
 }
@@ -417,17 +316,14 @@ absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedCo
     return absl::OkStatus();
   }
   if (c.ranks_per_node == 0) return absl::OkStatus();
-  if (!HasRing(c.strategy)) {
-    return InvalidOption("ranks_per_node", c.ranks_per_node,
-                         " has no effect with --strategy=", Name(c.strategy), "; it is for rings");
-  }
   if (sp % c.ranks_per_node != 0) {
-    return InvalidOption("ranks_per_node", c.ranks_per_node, " does not divide the ", sp,
-                         sp == 1 ? " rank" : " ranks", " of a sequence");
+    return InvalidOption("ranks_per_node", "must be a divisor of the ", sp,
+                         sp == 1 ? " rank" : " ranks", " of a sequence; got ", c.ranks_per_node,
+                         "; leave it out");
   }
   if (c.ranks_per_node % config->ulysses != 0) {
-    return InvalidOption("ranks_per_node", c.ranks_per_node,
-                         " ranks are no whole groups of --ulysses=", config->ulysses);
+    return InvalidOption("ranks_per_node", "must be a multiple of --ulysses=", config->ulysses,
+                         "; got ", c.ranks_per_node, "; leave it out");
   }
   config->ranks_per_node = static_cast<int>(c.ranks_per_node);
   return absl::OkStatus();
@@ -453,18 +349,18 @@ absl::StatusOr<DeviceType> ResolveDevice(DeviceChoice choice, int gpus) {
     return DeviceType::kCpu;
   }
   if (gpus > 0) return DeviceType::kCuda;
-  return InvalidOption("device", "cuda needs an NVIDIA GPU and a build with CUDA; none was found");
+  return InvalidOption("device",
+                       "must be cpu or auto without an NVIDIA GPU and a build with CUDA; ",
+                       "got cuda; leave it out");
 }
 
 absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Launch& launch) {
   TrainConfig c = given;  // with absolute paths, and with the JSON in place of a model's file
-  BURST_RETURN_IF_ERROR(CheckRanges(c));
+  BURST_RETURN_IF_ERROR(TrainOptions(&c).CheckBounds());
+  BURST_RETURN_IF_ERROR(CheckProducts(c));
   if (c.data.empty()) {
-    return InvalidOption("data",
-                         "is empty; give a text file, a folder or a pattern of .bin shards");
-  }
-  if ((c.resume || c.resume_mode != Resume::kNo) && c.out.empty()) {
-    return InvalidOption("resume", "needs --out, the folder of the run to continue");
+    return InvalidOption("data", "must not be empty; give a text file, a folder or a pattern of ",
+                         ".bin shards");
   }
   if (c.data != "kjv") c.data = ResolvePath(c.data);
   c.val_data = ResolvePath(c.val_data);
@@ -472,13 +368,15 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   c.out = ResolvePath(c.out);
 
   ResolvedConfig config;
-  if (c.tokenizer.empty()) return InvalidOption("tokenizer", "is empty; give auto, char or a file");
+  if (c.tokenizer.empty()) {
+    return InvalidOption("tokenizer", "must not be empty; give auto, char or a file");
+  }
   if (c.tokenizer != "auto" && c.tokenizer != "byte" && c.tokenizer != "char") {
     config.tokenizer_path = c.tokenizer = ResolvePath(c.tokenizer);
     std::error_code error;  // a name too long for a file is none
     if (!std::filesystem::exists(c.tokenizer, error)) {
-      return InvalidOption("tokenizer", c.tokenizer,
-                           " is neither auto, char or byte, nor a file or folder");
+      return InvalidOption("tokenizer", "must be auto, char, byte, or a file or folder; got ",
+                           c.tokenizer, "; give one that is there");
     }
   }
   BURST_ASSIGN_OR_RETURN(
@@ -491,24 +389,22 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   if (c.tokenizer == "char") config.tokenizer = Tokenizer::Kind::kChar;
   if (c.sample != -1) config.sample = c.sample;
   BURST_ASSIGN_OR_RETURN(config.lr, ResolveLr(c));
+  BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
   BURST_RETURN_IF_ERROR(ResolvePrecision(c, launch, &config));
   BURST_RETURN_IF_ERROR(ResolveComm(c, launch, &config));
   BURST_RETURN_IF_ERROR(ResolveRanks(c, launch, &config));
   BURST_RETURN_IF_ERROR(ResolveMesh(c, &config));
-  BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
-  BURST_RETURN_IF_ERROR(CheckPipeline(c, config));
-  BURST_RETURN_IF_ERROR(CheckTensorParallel(c, config));
-  BURST_RETURN_IF_ERROR(ResolveStrategy(c, &config));
+  BURST_RETURN_IF_ERROR(CheckConflicts(config));
+  BURST_RETURN_IF_ERROR(CheckKernels(config));
+  BURST_RETURN_IF_ERROR(CheckStages(config));
+  BURST_RETURN_IF_ERROR(CheckTensorParallel(config));
+  ResolveUlysses(c, &config);
+  BURST_RETURN_IF_ERROR(CheckHeads(config));
   BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
-  BURST_RETURN_IF_ERROR(CheckContradictions(config));
-  BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
   const bool parted = config.zero > 0 || c.pp > 1 || config.mesh.tensor > 1;
   config.checkpoint_sets = c.checkpoint_files == CheckpointFiles::kRanks ||
                            (c.checkpoint_files == CheckpointFiles::kAuto && parted);
-  if (config.checkpoint_sets && config.ranks == 1) {
-    return InvalidOption("checkpoint_files", "ranks has no effect on one rank; give auto");
-  }
   return config;
 }
 

@@ -62,38 +62,35 @@ struct GenerateConfig {
 };
 
 OptionTable Options(GenerateConfig* c) {
-  constexpr OnResume kMayChange = OnResume::kMayChange;  // nothing is resumed here
   OptionTable t;
   t.Group("Options");
-  t.Add("checkpoint", &c->checkpoint, kMayChange,
-        "A checkpoint, or the folder of the run that left it: then its newest one. Or a Hugging "
-        "Face directory.")
-      .scope = Scope::kHost;
-  t.Add("prompt", &c->prompt, kMayChange,
-        "What the text begins with. Without it: BOS or the end-of-text token, where there is one.");
-  t.Add("prompt_file", &c->prompt_file, kMayChange,
-        "A file that holds the prompt; -: standard input. The shell lets an argument have 128 KiB.")
-      .scope = Scope::kHost;
-  t.AddSwitch("bos", &c->bos, ParseBos, kMayChange,
-              "The tokens that the tokenizer puts before a text, such as <s>, before a prompt that "
-              "does not begin with them. auto: as transformers does for a Hugging Face directory, "
-              "and for a run that began with one; as in the documents of a run on its own.");
-  t.Add("tokenizer", &c->tokenizer, kMayChange,
-        "For a checkpoint without one: tokenizer.model, tokenizer.json, or a folder with one of "
-        "them "
-        "(an imported model's: huggingface in the run's folder) or with GPT-2's encoder.json and "
-        "vocab.bpe.")
-      .scope = Scope::kHost;
-  t.Add("tokens", &c->tokens, kMayChange, "Tokens to generate.");
-  t.Add("temperature", &c->temperature, kMayChange,
-        "Above 1: more surprising, below: less; 0: the likeliest.");
-  t.Add("top_k", &c->top_k, kMayChange, "Choose among the k likeliest tokens; 0: among all.");
-  t.Add("seed", &c->seed, kMayChange, "Another seed, another text.");
-  t.Add(
-      "ranks", &c->ranks, kMayChange,
-      "Ranks that generate together: threads, on cuda each with its own GPU; or the processes that "
-      "mpirun, torchrun or srun started. The tokens, and the memory of their keys and values, are "
-      "spread over them; each has the whole model. -1: the processes, else 1.");
+  t.Add("checkpoint", &c->checkpoint)
+      .Help(
+          "Load a checkpoint, the newest one of the folder of a run, or a Hugging Face directory.");
+  t.Add("prompt", &c->prompt)
+      .Help("Begin the text with this. Empty: with BOS or the end-of-text token, if there is one.");
+  t.Add("prompt_file", &c->prompt_file)
+      .Help("Read the prompt from a file; -: from standard input.");
+  t.AddSwitch("bos", &c->bos, ParseBos)
+      .Help(
+          "Put tokens such as <s> before the prompt, as the tokenizer does. auto: as transformers "
+          "does, or as the documents of a run begin.");
+  t.Add("tokenizer", &c->tokenizer)
+      .Help(
+          "Read tokenizer.model, tokenizer.json, or their folder (or GPT-2's encoder.json and "
+          "vocab.bpe), for a checkpoint without one.");
+  t.Add("tokens", &c->tokens).Min(0).Help("Generate N tokens.");
+  t.Add("temperature", &c->temperature)
+      .Min(0)
+      .Help("Choose likelier tokens below 1, less likely ones above. 0: the likeliest.");
+  t.Add("top_k", &c->top_k).Min(0).Help("Choose among the N likeliest tokens. 0: among all.");
+  t.Add("seed", &c->seed).Min(0).Help("Choose another text with another seed.");
+  t.Add("ranks", &c->ranks)
+      .Min(1)
+      .Or(-1)
+      .Help(
+          "Spread tokens, keys and values over N threads or GPUs, each with the whole model. -1: "
+          "the processes of a launcher, else 1.");
   t.AddShared(TrainOptions(&c->train), "layout");
   t.AddShared(TrainOptions(&c->train), "device");
   t.AddShared(TrainOptions(&c->train), "precision");
@@ -105,12 +102,9 @@ absl::Status Check(const GenerateConfig& c) {
     return InvalidOption("checkpoint", "give a checkpoint or the folder of a run");
   }
   if (!c.prompt.empty() && !c.prompt_file.empty()) {
-    return InvalidOption("prompt_file", c.prompt_file, " is not for --prompt; give one of the two");
+    return InvalidOption("prompt_file", "must be empty with --prompt; got ", c.prompt_file,
+                         "; give one of the two");
   }
-  if (c.tokens < 0) return InvalidOption("tokens", "must be at least 0");
-  if (c.temperature < 0) return InvalidOption("temperature", "must be at least 0");
-  if (c.top_k < 0) return InvalidOption("top_k", "must be at least 0");
-  if (c.seed < 0) return InvalidOption("seed", "must be at least 0");
   return absl::OkStatus();
 }
 
@@ -130,11 +124,11 @@ absl::StatusOr<Place> FindPlace(const GenerateConfig& c, const Launch& launch) {
   const bool cuda = place.device == DeviceType::kCuda;
   const Precision precision = c.train.precision;
   if (precision == Precision::kFp8) {
-    return InvalidOption("precision", "fp8 is for training; give bf16");
+    return InvalidOption("precision", "must be auto, fp32, tf32 or bf16; got fp8; give bf16");
   }
   if (!cuda && precision != Precision::kAuto && precision != Precision::kFp32) {
-    return InvalidOption("precision", Name(precision),
-                         " needs --device=cuda; the CPU computes in fp32");
+    return InvalidOption("precision", "must be auto or fp32 on the CPU; got ", Name(precision),
+                         "; give --device=cuda");
   }
   if (cuda && (precision == Precision::kAuto || precision == Precision::kBf16)) {
     place.dtype = DType::kBFloat16;
@@ -144,20 +138,17 @@ absl::StatusOr<Place> FindPlace(const GenerateConfig& c, const Launch& launch) {
   if (place.processes) {
     BURST_RETURN_IF_ERROR(launch.token_error);
     if (c.ranks != -1 && c.ranks != launch.processes) {
-      return InvalidOption("ranks", c.ranks, " does not agree with the ", launch.processes,
-                           " processes that ", launch.launcher, " started; leave it out");
+      return InvalidOption("ranks", "must be the ", launch.processes, " processes that ",
+                           launch.launcher, " started; got ", c.ranks, "; leave it out");
     }
     place.ranks = launch.processes;
     place.threads = launch.cores;
     return place;
   }
-  if (c.ranks < 1 && c.ranks != -1) {
-    return InvalidOption("ranks", c.ranks, " is too small; it must be at least 1");
-  }
   const int most = cuda ? launch.gpus : std::min(kMaxRanks, 64 * launch.cores);
   if (c.ranks > most) {
-    return InvalidOption("ranks", c.ranks, " are too many here: at most ", most,
-                         cuda ? ", one for each GPU" : "");
+    return InvalidOption("ranks", "must be at most ", most, cuda ? ", one for each GPU," : "",
+                         " here; got ", c.ranks, "; give fewer");
   }
   place.ranks = static_cast<int>(std::max<int64_t>(1, c.ranks));
   place.threads = std::max(1, launch.cores / place.ranks);

@@ -25,7 +25,7 @@ const std::set<std::string>& WithoutInfluence() {
       "chunk_size_feed_forward",
       // Slices of GEMMs, whose sum is the same.
       "pretraining_tp",
-      // For training: --dropout and --attention_dropout say it here.
+      // For training: --model.dropout and --model.attention_dropout say it here.
       "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout",
       "initializer_range",
       // For a classifier on top of GPT-2.

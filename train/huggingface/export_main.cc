@@ -22,15 +22,19 @@ int Main(int argc, char** argv) {
   int64_t file_mb = 5000;
   OptionTable options;
   options.Group("Options");
-  options.Add("checkpoint", &checkpoint, OnResume::kNotSaved,
-              "A checkpoint, or the folder of a run or an import: then its newest one. The name of "
-              "the option may be left out.");
-  options.Add("out", &out, OnResume::kNotSaved, "The Hugging Face directory to make.");
-  options.Add("dtype", &dtype, OnResume::kNotSaved,
-              "Of the weights: float32, bfloat16 or float16. auto: as they were imported, else "
-              "float32.");
-  options.Add("file_mb", &file_mb, OnResume::kNotSaved,
-              "Megabytes of tensors in a file, at most; a larger model has several files.");
+  options.Add("checkpoint", &checkpoint)
+      .Help(
+          "Export a checkpoint, or the newest one of the folder of a run or an import; "
+          "\"--checkpoint\" "
+          "may be left out.");
+  options.Add("out", &out).Help("Make this Hugging Face directory.");
+  options.Add("dtype", &dtype)
+      .Help("Write weights as float32, bfloat16 or float16. auto: as imported, else float32.");
+  options.Add("file_mb", &file_mb)
+      .Min(1)
+      .Max(1e9)
+      .Unit("MB")
+      .Help("Put at most N MB of tensors into a file, and larger models into several.");
   const std::string help = options.Help(
       "Makes a Hugging Face directory of a checkpoint, which transformers loads.\n\n"
       "  bazel run //train:export -- runs/NAME --out=DIRECTORY\n");
@@ -44,9 +48,6 @@ int Main(int argc, char** argv) {
     usage = InvalidOption("checkpoint", "give a checkpoint or the folder of a run");
   }
   if (usage.ok() && out.empty()) usage = InvalidOption("out", "give the directory to make");
-  if (usage.ok() && (file_mb < 1 || file_mb > 1'000'000'000)) {
-    usage = InvalidOption("file_mb", file_mb, " must be from 1 to 1e9");
-  }
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
   const ScopedThreadPool pool(NumCores());
   std::string path = ResolvePath(checkpoint);

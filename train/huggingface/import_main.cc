@@ -17,9 +17,9 @@ int Main(int argc, char** argv) {
   std::string directory, out;
   OptionTable options;
   options.Group("Options");
-  options.Add("directory", &directory, OnResume::kNotSaved,
-              "The Hugging Face directory; the name of the option may be left out.");
-  options.Add("out", &out, OnResume::kNotSaved, "The folder to make.");
+  options.Add("directory", &directory)
+      .Help("Import this Hugging Face directory; \"--directory\" may be left out.");
+  options.Add("out", &out).Help("Make this folder.");
   const std::string help = options.Help(
       "Makes a checkpoint of a Hugging Face directory (config.json and *.safetensors of a Llama,\n"
       "Mistral, Qwen2, Qwen3 or GPT-2), with float32 weights.\n\n"

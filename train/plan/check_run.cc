@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/host_memory.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/cli/text.h"
 #include "burst/device/device.h"
@@ -57,6 +58,13 @@ absl::Status CheckStateFits(const TrainingSetup& setup) {
       "and moments%s; %.1f GiB are free; give a smaller model, or --noplan to try it",
       Thousands(parameters), Thousands(config.model.vocab), needed / (1 << 30),
       ranks > 1 ? absl::StrCat(" of ", ranks, " ranks") : "", free / (1 << 30)));
+}
+
+absl::Status CheckMemory(TrainingSetup* setup) {
+  if (!setup->config.plan) return absl::OkStatus();
+  if (setup->config.device == DeviceType::kCpu) return CheckStateFits(*setup);
+  const ScopedPhase phase("plan");
+  return CheckRunFits(setup);
 }
 
 }  // namespace burst

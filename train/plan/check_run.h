@@ -1,4 +1,4 @@
-// A run's step against the memory of the GPU that is there.
+// Refuses a run that does not fit into memory, before its first step.
 #pragma once
 
 #include "absl/status/status.h"
@@ -14,5 +14,8 @@ absl::Status CheckRunFits(TrainingSetup* setup);
 // For a run on CPUs: ResourceExhausted if the parameters alone, with their gradients and moments,
 // need more memory than this host has to give (FreeHostMemory).
 absl::Status CheckStateFits(const TrainingSetup& setup);
+
+// The one of the two that suits the device; nothing with --noplan. RunTraining calls it.
+absl::Status CheckMemory(TrainingSetup* setup);
 
 }  // namespace burst

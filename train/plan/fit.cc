@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/status.h"
-#include "train/config/check_config.h"
+#include "train/config/conflicts.h"
 
 namespace burst {
 namespace {
@@ -54,54 +54,76 @@ int64_t FewestKvHeads(const ResolvedConfig& config) {
   return kv_heads % ranks == 0 ? ranks : kv_heads;
 }
 
+// The values with which `given`, changed by set(value, config), has no conflict.
+template <typename T, typename Set>
+std::vector<T> AllowedOf(const ResolvedConfig& given, const std::vector<T>& values,
+                         const Set& set) {
+  std::vector<T> allowed;
+  for (const T& value : values) {
+    ResolvedConfig config = given;
+    set(value, &config);
+    if (Allowed(config)) allowed.push_back(value);
+  }
+  return allowed;
+}
+
+void SetRecomputation(const Recomputation& value, ResolvedConfig* config) {
+  config->recompute = value.kind;
+  config->recompute_segment = value.segment;
+}
+
+void SetChunks(const Chunks& value, ResolvedConfig* config) {
+  config->ffn_chunk = value.ffn;
+  config->head_chunk = value.heads;
+}
+
+// What may be chosen for each option by itself: all that helps and has no conflict with the options
+// that may not be chosen.
 Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
   Ranges ranges{{{given.recompute, given.recompute_segment}},
                 {{given.ffn_chunk, given.head_chunk}},
                 {given.zero},
                 {given.offload}};
+  ResolvedConfig fixed = given;  // with nothing that may be chosen
+  if (choices.offload) fixed.offload = Offload::kNone;
+  if (choices.recompute) SetRecomputation({Recompute::kFull}, &fixed);
   if (choices.recompute) {
-    ranges.recomputes = {{Recompute::kNone}, {Recompute::kSelective}};
-    if (!given.exact) ranges.recomputes.push_back({Recompute::kSequence});
-    ranges.recomputes.push_back({Recompute::kFull});
+    ranges.recomputes = {
+        {Recompute::kNone}, {Recompute::kSelective}, {Recompute::kSequence}, {Recompute::kFull}};
     for (int64_t segment = 2; 2 * segment <= given.model.layers && segment <= 8; segment *= 2) {
       ranges.recomputes.push_back({Recompute::kFull, segment});
     }
+    ranges.recomputes = AllowedOf(fixed, ranges.recomputes, SetRecomputation);
   }
   const int64_t local_tokens = given.batch / given.mesh.data * given.seqlen / given.mesh.sequence;
-  const bool tensor_parallel = given.mesh.tensor > 1;
-  if (choices.ffn_chunk && given.ffn_chunk == 0 && !tensor_parallel && local_tokens > kFfnChunk) {
+  if (choices.ffn_chunk && given.ffn_chunk == 0 && local_tokens > kFfnChunk) {
     ranges.chunks.push_back({kFfnChunk, given.head_chunk});
+    ranges.chunks = AllowedOf(fixed, ranges.chunks, SetChunks);
   }
   const int64_t fewest = FewestKvHeads(given);
-  if (choices.head_chunk && given.head_chunk == 0 && !tensor_parallel && !given.exact &&
-      fewest < given.model.WithDefaults().kv_heads) {
+  if (choices.head_chunk && given.head_chunk == 0 && fewest < given.model.WithDefaults().kv_heads) {
     ranges.chunks.push_back({ranges.chunks.back().ffn, fewest});
+    ranges.chunks = AllowedOf(fixed, ranges.chunks, SetChunks);
   }
-  if (choices.zero && given.state_ranks() > 1) {
-    ranges.stages = {0, 1};
-    if (CanDivideGradients(given)) ranges.stages = {0, 1, 2, 3};
+  if (choices.zero) {
+    ranges.stages = AllowedOf(fixed, std::vector<int64_t>{0, 1, 2, 3},
+                              [](int64_t stage, ResolvedConfig* c) { c->zero = stage; });
   }
   if (choices.offload) {
-    ranges.offloads = {Offload::kNone, Offload::kOptimizer};
-    if (given.mesh.stages == 1) {
-      ranges.offloads = {Offload::kNone, Offload::kActivations, Offload::kOptimizer, Offload::kAll};
-    }
+    ranges.offloads = AllowedOf(fixed,
+                                std::vector<Offload>{Offload::kNone, Offload::kActivations,
+                                                     Offload::kOptimizer, Offload::kAll},
+                                [](Offload offload, ResolvedConfig* c) { c->offload = offload; });
   }
   return ranges;
 }
 
-// Without recomputation activations stay on the GPU.
 Candidate MakeCandidate(const ResolvedConfig& given, const Recomputation& recompute,
                         const Chunks& chunks, int64_t stage, Offload offload) {
   Candidate candidate{given, "", 0};
-  candidate.config.recompute = recompute.kind;
-  candidate.config.recompute_segment = recompute.segment;
-  if (recompute.kind == Recompute::kNone) {
-    offload = OffloadsOptimizer(offload) ? Offload::kOptimizer : Offload::kNone;
-  }
+  SetRecomputation(recompute, &candidate.config);
+  SetChunks(chunks, &candidate.config);
   candidate.config.offload = offload;
-  candidate.config.ffn_chunk = chunks.ffn;
-  candidate.config.head_chunk = chunks.heads;
   candidate.config.zero = stage;
   const auto add = [&](bool changed, const std::string& option) {
     if (!changed) return;
@@ -124,18 +146,6 @@ absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuMo
   changed.config = candidate.config;
   BURST_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(changed, gpu, gpus_per_node));
   return FittedPlan{candidate.options, std::move(plan)};
-}
-
-// Whether a candidate with these two differs from those without the offload.
-bool Applies(Offload offload, const Recomputation& recompute, const Ranges& ranges) {
-  return recompute.kind != Recompute::kNone || !OffloadsActivations(offload) ||
-         ranges.offloads.size() == 1;
-}
-
-// Whether the two can be given together.
-bool Applies(const Chunks& chunks, const Recomputation& recompute, const Ranges& ranges) {
-  return recompute.kind != Recompute::kSequence || chunks.heads == 0 ||
-         ranges.recomputes.size() == 1;
 }
 
 std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
@@ -174,22 +184,26 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
     return fits;
   };
   for (const Recomputation& recompute : ranges.recomputes) {
-    const auto plan = [&](const Chunks& chunks, int64_t stage, Offload offload) {
-      return PlanCandidate(setup, gpu, gpus_per_node,
-                           MakeCandidate(setup.config, recompute, chunks, stage, offload));
+    const auto make = [&](const Chunks& chunks, int64_t stage, Offload offload) {
+      return MakeCandidate(setup.config, recompute, chunks, stage, offload);
+    };
+    const auto plan = [&](const Candidate& candidate) {
+      return PlanCandidate(setup, gpu, gpus_per_node, candidate);
     };
     bool found = false;
     for (const Offload offload : ranges.offloads) {
       if (found && OffloadsOptimizer(offload)) break;  // which costs time that nothing here saves
-      if (!Applies(offload, recompute, ranges)) continue;
       for (const Chunks& chunks : ranges.chunks) {
-        if (!Applies(chunks, recompute, ranges)) continue;
-        BURST_ASSIGN_OR_RETURN(FittedPlan least, plan(chunks, ranges.stages.back(), offload));
+        const Candidate smallest = make(chunks, ranges.stages.back(), offload);
+        if (!Allowed(smallest.config)) continue;
+        BURST_ASSIGN_OR_RETURN(FittedPlan least, plan(smallest));
         if (!consider(std::move(least))) continue;
         found |= !OffloadsOptimizer(offload);
         for (const int64_t stage : ranges.stages) {
           if (stage == ranges.stages.back()) continue;
-          BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(chunks, stage, offload));
+          const Candidate candidate = make(chunks, stage, offload);
+          if (!Allowed(candidate.config)) continue;
+          BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(candidate));
           consider(std::move(other));
         }
       }
@@ -213,6 +227,7 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
         if (enough || (recompute.segment > 1 && !(chunks == ranges.chunks.back()))) continue;
         const Candidate candidate =
             MakeCandidate(setup.config, recompute, chunks, ranges.stages.back(), offload);
+        if (!Allowed(candidate.config)) continue;
         BURST_ASSIGN_OR_RETURN(FittedPlan other,
                                PlanCandidate(setup, gpu, gpus_per_node, candidate));
         if (!least.has_value() || IsBetter(other.plan, least->plan, gpu)) least = std::move(other);
@@ -235,12 +250,10 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
       for (const Chunks& chunks : ranges.chunks) {
         for (const int64_t stage : ranges.stages) {
           for (const Offload offload : ranges.offloads) {
-            if (!Applies(offload, recompute, ranges) || !Applies(chunks, recompute, ranges)) {
-              continue;
-            }
             const Candidate candidate =
                 MakeCandidate(setup.config, recompute, chunks, stage, offload);
-            if (candidate.changes != changes || !in_time()) continue;
+            const bool counts = candidate.changes == changes && Allowed(candidate.config);
+            if (!counts || !in_time()) continue;
             BURST_ASSIGN_OR_RETURN(FittedPlan other,
                                    PlanCandidate(setup, gpu, gpus_per_node, candidate));
             if (!Fits(other.plan, gpu)) continue;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "burst/comm/launch/process_launch.h"
+#include "train/config/conflicts.h"
 #include "train/plan/gpu_models.h"
 #include "train/plan/plan.h"
 
@@ -20,47 +21,63 @@ constexpr double kGiB = double{1 << 30};
 
 // Everything that //train takes, but for what a plan has no use for.
 OptionTable PlanOptionTable(PlanOptions* c) {
-  constexpr OnResume kMayChange = OnResume::kMayChange;  // nothing is resumed here
   const OptionTable train = TrainOptions(&c->train);
   OptionTable t;
-  t.Group("The GPUs");
-  t.Add("gpus", &c->gpus, kMayChange,
-        "How many, and which: 4xH200. Each is a rank. H100 (by data sheets) and H200 (measured) "
-        "are known.");
-  t.Add("gpus_per_node", &c->gpus_per_node, kMayChange,
-        "GPUs that fast links connect; others reach each other over the network.");
-  t.Add("memory", &c->memory, kMayChange, "GiB that a GPU has for a program. -1: the model's own.");
-  t.Add("host_memory", &c->host_memory, kMayChange,
-        "GiB of the host's memory for each GPU. -1: as much as the step needs.");
-  t.Add("links", &c->links, kMayChange,
-        "GB/s that a GPU sends to others of its node, while it receives as many. -1: the model's.");
-  t.Add("network", &c->network, kMayChange,
-        "GB/s that a GPU sends to other nodes, while it receives as many. -1: 45.");
-  t.Group("The question");
-  t.Add("fit", &c->fit, kMayChange,
-        "Chooses --dp, --pp, --pp_chunks, --sp and --tp, --strategy, --zero, --recompute, "
-        "--ffn_chunk, "
-        "--head_chunk and "
-        "--offload, where they are not given, so that the step is the fastest one that fits.");
-  t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
-            "A table over these lengths, in place of --seqlen.");
-  t.AddList("counts", &c->counts, ParseCount, kMayChange,
-            "A table over these numbers of GPUs, in place of that in --gpus.");
-  t.Add("plot", &c->plot, kMayChange,
-        "An SVG file for the table: seconds of a step over its length, by number of GPUs.");
-  t.Group("The step, as //train takes it");
-  for (const char* name : {"model", "window", "dropout", "attention_dropout", "attention_softcap",
-                           "attention_sinks"}) {
+  t.Group("GPUs");
+  t.Add("gpus", &c->gpus)
+      .Basic()
+      .Help("Plan for N GPUs of a kind, each a rank: H100 (by data sheets) or H200 (measured).");
+  t.Add("gpus_per_node", &c->gpus_per_node)
+      .Min(1)
+      .Help("Connect N GPUs of a node by fast links, and others by the network.");
+  t.Add("memory", &c->memory)
+      .Above(0)
+      .Or(-1)
+      .Unit("GiB")
+      .Help("Give a GPU N GiB for the program. -1: as its kind has.");
+  t.Add("host_memory", &c->host_memory)
+      .Above(0)
+      .Or(-1)
+      .Unit("GiB")
+      .Help("Give each GPU N GiB of the memory of the host. -1: as the step needs.");
+  t.Add("links", &c->links)
+      .Above(0)
+      .Or(-1)
+      .Unit("GB/s")
+      .Help(
+          "Send N GB/s from a GPU to others of its node, in each direction. -1: as its kind has.");
+  t.Add("network", &c->network)
+      .Above(0)
+      .Or(-1)
+      .Unit("GB/s")
+      .Help("Send N GB/s from a GPU to other nodes, in each direction. -1: 45.");
+  t.Group("question");
+  t.Add("fit", &c->fit)
+      .Basic()
+      .Help(
+          "Choose the mesh, --strategy and the options of memory that are not given, so that the "
+          "step is the fastest one that fits.");
+  t.AddList("seqlens", &c->seqlens, ParseCount)
+      .Basic()
+      .Help("Print a table over these lengths, in place of --seqlen.");
+  t.AddList("counts", &c->counts, ParseCount)
+      .Basic()
+      .Help("Print a table over these numbers of GPUs, in place of the one in --gpus.");
+  t.Add("plot", &c->plot)
+      .Help("Draw the table as an SVG: seconds of a step over its length, by number of GPUs.");
+  t.Group("step");
+  t.AddShared(train, "model").Basic();
+  for (const char* name : {"seqlen", "batch", "accumulate", "precision", "recompute"}) {
+    t.AddShared(train, name).Basic();
+  }
+  for (const char* name : {"window", "model.dropout", "model.attention_dropout",
+                           "model.attention_softcap", "model.attention_sinks"}) {
     t.AddShared(train, name);
   }
-  constexpr char kUnread[] = "Of no effect where the model says its vocabulary, unless --packed.";
+  constexpr char kUnread[] = "Without effect if the model says its vocabulary, unless --packed.";
   t.AddShared(train, "data", kUnread);
   t.AddShared(train, "tokenizer", kUnread);
   for (const char* name : {"packed",
-                           "seqlen",
-                           "batch",
-                           "accumulate",
-                           "precision",
                            "dp",
                            "sp",
                            "tp",
@@ -72,7 +89,6 @@ OptionTable PlanOptionTable(PlanOptions* c) {
                            "ring_backward",
                            "ring_grad_dtype",
                            "ranks_per_node",
-                           "recompute",
                            "recompute_segment",
                            "ffn_chunk",
                            "head_chunk",
@@ -84,6 +100,7 @@ OptionTable PlanOptionTable(PlanOptions* c) {
                            "exact_chunk"}) {
     t.AddShared(train, name);
   }
+  AddConflictsToHelp(&t);
   return t;
 }
 
@@ -91,27 +108,24 @@ OptionTable PlanOptionTable(PlanOptions* c) {
 absl::StatusOr<GpuModel> GpuOf(const PlanOptions& c, int64_t* count) {
   const std::vector<std::string> parts = absl::StrSplit(c.gpus, absl::MaxSplits('x', 1));
   if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], count) || *count < 1) {
-    return InvalidOption("gpus", c.gpus, " is no number of GPUs of a kind, such as 4xH200");
+    return InvalidOption("gpus", "must be a number and a kind; got ", c.gpus,
+                         "; give, for example, 4xH200");
   }
   absl::StatusOr<GpuModel> gpu = FindGpuModel(parts[1]);
   if (!gpu.ok()) return InvalidOption("gpus", gpu.status().message());
-  for (const auto& [name, value, unit, field] :
-       {std::tuple("memory", c.memory, kGiB, &gpu->memory),
-        std::tuple("host_memory", c.host_memory, kGiB, &gpu->host_memory),
-        std::tuple("links", c.links, 1e9, &gpu->links),
-        std::tuple("network", c.network, 1e9, &gpu->network)}) {
-    if (value != -1 && value <= 0) return InvalidOption(name, value, " must be above 0, or -1");
+  for (const auto& [value, unit, field] :
+       {std::tuple(c.memory, kGiB, &gpu->memory),
+        std::tuple(c.host_memory, kGiB, &gpu->host_memory), std::tuple(c.links, 1e9, &gpu->links),
+        std::tuple(c.network, 1e9, &gpu->network)}) {
     if (value != -1) *field = value * unit;
-  }
-  if (c.gpus_per_node < 1) {
-    return InvalidOption("gpus_per_node", c.gpus_per_node, " is too small; it must be at least 1");
   }
   return gpu;
 }
 
 absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& c, int64_t gpus, int64_t seqlen) {
   if (gpus > kMostPlannedRanks) {
-    return InvalidOption("gpus", gpus, " are too many to simulate; at most ", kMostPlannedRanks);
+    return InvalidOption("gpus", "must be at most ", kMostPlannedRanks, "; got ", gpus,
+                         "; give fewer");
   }
   TrainConfig train = c.train;
   train.device = DeviceChoice::kCuda;

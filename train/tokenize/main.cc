@@ -20,31 +20,40 @@ struct Config : TokenizeConfig {
 };
 
 OptionTable Options(Config* c) {
-  constexpr OnResume kMayChange = OnResume::kMayChange;  // nothing is resumed here
   OptionTable t;
   t.Group("Options");
-  t.Add("data", &c->data, kMayChange,
-        "What to tokenize: a text file, a folder or a pattern; every file is a document. Of files "
-        "that end in .jsonl every line is one.");
-  t.Add("field", &c->field, kMayChange, "Of lines of JSON: the key of the text.");
-  t.Add(
-      "tokenizer", &c->tokenizer, kMayChange,
-      "tokenizer.model, tokenizer.json, or a folder with one of them or with GPT-2's encoder.json "
-      "and vocab.bpe.");
-  t.Add("out", &c->out, kMayChange,
-        "The folder to make: train_000000.bin, ..., and the tokenizer's file, for "
-        "//train --data='OUT/train_*.bin' --tokenizer=OUT.");
-  t.Add("shard_tokens", &c->shard_tokens, kMayChange, "Tokens of a shard.");
-  t.Add(
-      "val_tokens", &c->val_tokens, kMayChange,
-      "Write the first documents, up to N tokens and the end of a document, to val_000000.bin, ... "
-      "for validation.");
-  t.Add("separators", &c->separators, kMayChange,
-        "An end-of-text token before every document, where //train lets --packed attention end.");
-  t.Add("bos", &c->bos, kMayChange,
-        "What the tokenizer's file puts before a text, such as <s>, before every document, where "
-        "--packed attention ends then; the end-of-text token comes behind it.");
-  t.Add("threads", &c->threads, kMayChange, "Threads. -1: one for each core.");
+  t.Add("data", &c->data)
+      .Help(
+          "Tokenize a text file, a folder or a pattern; each file is a document, and each line of "
+          "a .jsonl file.");
+  t.Add("field", &c->field).Help("Take the text of .jsonl lines from this key.");
+  t.Add("tokenizer", &c->tokenizer)
+      .Help(
+          "Read tokenizer.model, tokenizer.json, or their folder (or GPT-2's encoder.json and "
+          "vocab.bpe).");
+  t.Add("out", &c->out)
+      .Help(
+          "Make this folder: train_000000.bin, ..., and the tokenizer, for //train "
+          "--data='OUT/train_*.bin' --tokenizer=OUT.");
+  t.Add("shard_tokens", &c->shard_tokens).Min(1).Max(INT32_MAX).Help("Put N tokens into a shard.");
+  t.Add("val_tokens", &c->val_tokens)
+      .Min(0)
+      .Help(
+          "Write the first documents, up to N tokens and the end of one, as val_000000.bin, ... "
+          "for validation.");
+  t.Add("separators", &c->separators)
+      .Help(
+          "Put an end-of-text token before every document, where //train lets --packed attention "
+          "end.");
+  t.Add("bos", &c->bos)
+      .Help(
+          "Put tokens such as <s> before every document, as the tokenizer does; --packed attention "
+          "then ends there.");
+  t.Add("threads", &c->threads)
+      .Min(1)
+      .Max(1024)
+      .Or(-1)
+      .Help("Use N threads. -1: one for each core.");
   return t;
 }
 
@@ -53,15 +62,9 @@ absl::Status Check(const Config& c) {
   if (c.tokenizer.empty())
     return InvalidOption("tokenizer", "give tokenizer.model, tokenizer.json, or their folder");
   if (c.out.empty()) return InvalidOption("out", "give the folder to make");
-  if (c.shard_tokens < 1 || c.shard_tokens > INT32_MAX) {
-    return InvalidOption("shard_tokens", c.shard_tokens, " is not from 1 to ", INT32_MAX);
-  }
-  if (c.val_tokens < 0) return InvalidOption("val_tokens", "must be at least 0");
   if (c.val_tokens > 0 && !c.separators) {
-    return InvalidOption("val_tokens", "needs the separators between documents");
-  }
-  if (c.threads != -1 && (c.threads < 1 || c.threads > 1024)) {
-    return InvalidOption("threads", "must be -1 or from 1 to 1024; got ", c.threads);
+    return InvalidOption("val_tokens", "must be 0 with --noseparators, because documents must be ",
+                         "found; got ", c.val_tokens, "; leave one of the two out");
   }
   return absl::OkStatus();
 }

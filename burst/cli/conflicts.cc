@@ -1,0 +1,102 @@
+#include "burst/cli/conflicts.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace burst {
+namespace {
+
+std::vector<std::string> OptionsOf(const TraitText& trait) {
+  return absl::StrSplit(trait.options, ' ');
+}
+
+// The option of `trait` that the user gave; if none is given, the first one.
+std::string NameOf(const OptionTable& given, const TraitText& trait) {
+  const std::vector<std::string> names = OptionsOf(trait);
+  for (const std::string& name : names) {
+    if (given.Given(name)) return name;
+  }
+  return names.front();
+}
+
+// "with --tp=2", "without --exact", "on the CPU".
+std::string Phrase(const OptionTable& given, const TraitText& trait) {
+  if (!absl::StartsWith(trait.text, "--")) return trait.text;
+  const std::string name = NameOf(given, trait);
+  if (!given.Given(name)) return absl::StrCat("with ", trait.text);
+  const std::string value = given[name].get();
+  const bool is_flag = given[name].type == Option::Type::kBool && value == "true";
+  return absl::StrCat("with --", name, is_flag ? "" : "=", is_flag ? "" : value);
+}
+
+// The values of an option with which a side holds: "2 or 3" of "--zero=2 or 3". Empty: all of them.
+absl::string_view ValuesIn(absl::string_view text, absl::string_view name) {
+  const std::string option = absl::StrCat("--", name);
+  const size_t begin = text.find(option);
+  if (begin == absl::string_view::npos) return text;
+  text = text.substr(begin + option.size());
+  text = text.substr(0, text.find(", --"));
+  if (absl::StartsWith(text, "=") || absl::StartsWith(text, " ")) text.remove_prefix(1);
+  return text;
+}
+
+// "Not with --exact." or, for a side that holds for some values alone, "2 or 3: not with --exact."
+std::string HelpSentence(const TraitText& own, const std::string& name, const TraitText& other) {
+  const absl::string_view values = ValuesIn(own.text, name);
+  return absl::StrCat(values.empty() ? "Not " : absl::StrCat(values, ": not "),
+                      absl::StartsWith(other.text, "--") ? "with " : "", other.text, ".");
+}
+
+// Code spans around the options of a text: "`--zero=2` or 3".
+std::string Marked(absl::string_view text) {
+  std::string marked;
+  for (absl::string_view word : absl::StrSplit(text, ' ')) {
+    absl::string_view tail;
+    if (absl::EndsWith(word, ",")) {
+      tail = ",";
+      word.remove_suffix(1);
+    }
+    const bool is_option = absl::StartsWith(word, "--");
+    absl::StrAppend(&marked, marked.empty() ? "" : " ", is_option ? "`" : "", word,
+                    is_option ? "`" : "", tail);
+  }
+  return marked;
+}
+
+}  // namespace
+
+absl::Status ConflictError(const OptionTable& given, const TraitText& one, const TraitText& other,
+                           absl::string_view why, absl::string_view advice) {
+  const std::string name = NameOf(given, one);
+  return InvalidOption(name, "must be ", one.must_be, " ", Phrase(given, other), ", because ", why,
+                       "; got ", given[name].get(), "; ", advice);
+}
+
+void AddConflictToHelp(const TraitText& one, const TraitText& other, OptionTable* table) {
+  const auto add = [&](const TraitText& own, const TraitText& its_other) {
+    const std::vector<std::string> others = OptionsOf(its_other);
+    if (std::none_of(others.begin(), others.end(),
+                     [&](const std::string& name) { return table->Has(name); })) {
+      return;
+    }
+    for (const std::string& name : OptionsOf(own)) {
+      if (!table->Has(name)) continue;
+      std::string& text = (*table)[name].conflicts;
+      absl::StrAppend(&text, text.empty() ? "" : " ", HelpSentence(own, name, its_other));
+    }
+  };
+  add(one, other);
+  if (absl::StartsWith(other.text, "--")) add(other, one);  // others say what is needed
+}
+
+std::string ConflictRow(const TraitText& one, const TraitText& other, absl::string_view why) {
+  return absl::StrCat("| ", Marked(one.text), " | ",
+                      absl::StartsWith(other.text, "--") ? "with " : "", Marked(other.text), " | ",
+                      why, " |\n");
+}
+
+}  // namespace burst
