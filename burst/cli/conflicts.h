@@ -45,7 +45,7 @@ struct Conflict {
   const char* advice = "leave one of the two out";
 };
 
-// InvalidArgument "--zero: must be 0 or 1 with --exact, because WHY; got 2; ADVICE".
+// InvalidArgument: what the option must be, with which other one and why; what was given; the advice.
 absl::Status ConflictError(const OptionTable& given, const TraitText& one, const TraitText& other,
                            absl::string_view why, absl::string_view advice);
 

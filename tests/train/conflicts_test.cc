@@ -49,7 +49,8 @@ TEST(Conflicts, EachSideAloneIsAccepted) {
     for (const TraitText& side : {TraitText(row.one), TraitText(row.other)}) {
       // Offloaded activations need --recompute, whatever else there is.
       const bool offloads = absl::StrContains(side.example, "--offload=activations");
-      const auto config = ResolveExample(absl::StrCat(side.example, offloads ? " --recompute=full" : ""));
+      const auto config =
+          ResolveExample(absl::StrCat(side.example, offloads ? " --recompute=full" : ""));
       EXPECT_TRUE(config.ok()) << side.example << ": " << config.status();
     }
   }

@@ -1,6 +1,6 @@
 // Rules on the values of options that bounds (train_options.cc) and conflicts (conflicts.cc) cannot
-// say, such as what must divide what. Errors: InvalidArgument "--name: must be RULE; got VALUE; do
-// THIS".
+// say, such as what must divide what. Errors are InvalidArgument and name the rule, the value and
+// what to do.
 #pragma once
 
 #include "absl/status/status.h"

@@ -39,9 +39,9 @@ inline bool OffloadsActivations(Offload offload) {
 inline bool OffloadsOptimizer(Offload offload) {
   return offload == Offload::kOptimizer || offload == Offload::kAll;
 }
-// Of a checkpoint: kAuto: one of each rank where ranks have a part each of the state.
+// The files of a checkpoint. kAuto: one for each rank if ranks have different parts of the state.
 enum class CheckpointFiles { kAuto, kOne, kRanks };
-// Of --resume: kAuto continues a run that has checkpoints and starts one that has none.
+// The value of --resume. kAuto continues a run that has checkpoints and starts one that has none.
 enum class Resume { kNo, kYes, kAuto };
 const char* Name(CommChoice comm);
 const char* Name(Resume resume);
@@ -63,7 +63,7 @@ struct PlainOptions {
   std::string val_data;
   std::string field = "text";  // of lines of JSON: the key of the text
   bool packed = false;
-  std::string data_cache;  // empty: .data-cache beside the run's folder
+  std::string data_cache;  // empty: .data-cache next to the run's folder
 
   int64_t seqlen = 256;
 
@@ -101,7 +101,7 @@ struct PlainOptions {
   int64_t eval_every = 200;        // 0: no evaluation
   int64_t eval_batches = 16;       // 0: all of the validation data
   int64_t checkpoint_every = 200;  // 0: at the end only
-  int64_t keep = 3;                // checkpoints, beside the best
+  int64_t keep = 3;                // checkpoints, in addition to the best
   int64_t log_every = 10;
   bool tensorboard = false;
 };
@@ -192,8 +192,8 @@ struct ResolvedConfig : PlainOptions {
   // The options as they were given, with absolute paths.
   const TrainConfig& given() const { return given_; }
 
-  // What config.json holds, to be given to --config: a -1 stays, so that it is chosen anew when the
-  // run is resumed; the JSON of a model takes the place of its file's name.
+  // The text of config.json, for --config. A -1 stays, so that a resumed run chooses its value
+  // anew. The JSON of a model takes the place of its file's name.
   std::string ToJson() const;
   // What all processes of a job must have alike, of its options; `one_host`: all are on one.
   std::vector<AgreedItem> AgreedOptions(bool one_host) const;

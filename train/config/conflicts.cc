@@ -33,7 +33,8 @@ constexpr Side kZeroGradients = {"zero", "--zero=2 or 3", "0 or 1", "--zero=2 --
 constexpr Side kOneRank = {"ranks", "on one rank", "more", "--ranks=1",
                            [](const Config& c) { return c.ranks == 1; }};
 constexpr Side kNoCopies = {"tp strategy pp", "--tp, --strategy=tp or tp+sp, --pp without --dp",
-                            "1", "--tp=2 --dp=1", [](const Config& c) { return c.state_ranks() == 1; }};
+                            "1", "--tp=2 --dp=1",
+                            [](const Config& c) { return c.state_ranks() == 1; }};
 
 constexpr Side kTensorParallel = {"tp strategy", "--tp, --strategy=tp or tp+sp", "1", "--tp=2",
                                   [](const Config& c) { return c.mesh.tensor > 1; }};
@@ -47,7 +48,8 @@ constexpr Side kNoPipeline = {"pp", "without --pp", "above 1", "",
                               [](const Config& c) { return c.pp == 1; }};
 constexpr Side kPipelineChunks = {"pp_chunks", "--pp_chunks above 1", "1", "--pp_chunks=2",
                                   [](const Config& c) { return c.pp_chunks > 1; }};
-// The first and the last stage share a part of a ParameterUnit, which ZeRO would divide differently.
+// The first and the last stage share a part of a ParameterUnit, which ZeRO would divide
+// differently.
 constexpr Side kTiedPipeline = {
     "pp", "--pp for a GPT-2 with tied embeddings", "1", "--pp=2 --model=d12", [](const Config& c) {
       return c.pp > 1 && c.model.family == Family::kGpt2 && c.model.tied_embeddings;
@@ -71,12 +73,13 @@ constexpr Side kInexactStrategy = {
     "--strategy=ring", [](const Config& c) {
       return c.strategy != Strategy::kBurst && c.strategy != Strategy::kSingle;
     }};
-constexpr Side kOneDirection = {
-    "strategy", "--strategy=single, ring, ulysses, tp or tp+sp", "burst or burst+ulysses",
-    "--strategy=ulysses", [](const Config& c) {
-      const bool same = c.strategy == Strategy::kRing && c.ring_backward == BackwardDirection::kRing;
-      return !HasDirections(c.strategy) && !same;
-    }};
+constexpr Side kOneDirection = {"strategy", "--strategy=single, ring, ulysses, tp or tp+sp",
+                                "burst or burst+ulysses", "--strategy=ulysses",
+                                [](const Config& c) {
+                                  const bool same = c.strategy == Strategy::kRing &&
+                                                    c.ring_backward == BackwardDirection::kRing;
+                                  return !HasDirections(c.strategy) && !same;
+                                }};
 constexpr Side kNoRing = {"strategy", "--strategy=single, ulysses, tp or tp+sp",
                           "burst, ring or burst+ulysses", "--strategy=ulysses",
                           [](const Config& c) { return !HasRing(c.strategy); }};
@@ -106,11 +109,11 @@ constexpr Side kFp8 = {"precision", "--precision=fp8", "bf16, fp32 or tf32", "--
                        [](const Config& c) { return c.fp8; }};
 constexpr Side kNotBf16 = {"precision", "--precision=fp32 or tf32", "bf16", "--precision=fp32",
                            [](const Config& c) { return c.dtype != DType::kBFloat16; }};
-constexpr Side kGpuPrecision = {
-    "precision", "--precision=tf32, bf16 or fp8", "auto or fp32", "--precision=tf32",
-    [](const Config& c) {
-      return c.given().precision != Precision::kAuto && c.given().precision != Precision::kFp32;
-    }};
+constexpr Side kGpuPrecision = {"precision", "--precision=tf32, bf16 or fp8", "auto or fp32",
+                                "--precision=tf32", [](const Config& c) {
+                                  return c.given().precision != Precision::kAuto &&
+                                         c.given().precision != Precision::kFp32;
+                                }};
 constexpr Side kAttentionFp8 = {"attention_fp8", "--attention_fp8", "false",
                                 "--attention_fp8 --model=llama_1b",
                                 [](const Config& c) { return c.attention_fp8; }};
@@ -135,19 +138,19 @@ constexpr Side kProfile = {"profile_steps", "--profile_steps", "empty", "--profi
 constexpr Side kOneFile = {
     "checkpoint_files", "--checkpoint_files=one", "auto or ranks", "--checkpoint_files=one",
     [](const Config& c) { return c.given().checkpoint_files == CheckpointFiles::kOne; }};
-constexpr Side kFilePerRank = {
-    "checkpoint_files", "--checkpoint_files=ranks", "auto or one",
-    "--checkpoint_files=ranks --ranks=2",
-    [](const Config& c) { return c.given().checkpoint_files == CheckpointFiles::kRanks; }};
+constexpr Side kFilePerRank = {"checkpoint_files", "--checkpoint_files=ranks", "auto or one",
+                               "--checkpoint_files=ranks --ranks=2", [](const Config& c) {
+                                 return c.given().checkpoint_files == CheckpointFiles::kRanks;
+                               }};
 constexpr Side kMinLr = {"min_lr", "--min_lr", "-1", "--min_lr=1e-5", [](const Config& c) {
                            return c.given().min_lr != -1 && c.given().min_lr != c.given().lr;
                          }};
 constexpr Side kConstantLr = {"schedule", "--schedule=constant", "another one",
                               "--schedule=constant",
                               [](const Config& c) { return c.lr.shape == LrShape::kConstant; }};
-constexpr Side kResume = {
-    "resume", "--resume", "false", "--resume=auto",
-    [](const Config& c) { return c.resume || c.given().resume_mode != Resume::kNo; }};
+constexpr Side kResume = {"resume", "--resume", "false", "--resume=auto", [](const Config& c) {
+                            return c.resume || c.given().resume_mode != Resume::kNo;
+                          }};
 constexpr Side kNoOut = {"out", "without --out", "a folder", "",
                          [](const Config& c) { return c.out.empty(); }};
 

@@ -187,7 +187,7 @@ absl::StatusOr<Pretrained> FindPretrainedOption(const std::string& folder) {
 absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
                                       std::optional<Pretrained>* pretrained,
                                       std::string* lost_folder) {
-  std::error_code error;  // what cannot be seen is no folder
+  std::error_code error;  // an error means: not a folder
   if (c->model.empty()) {
     return InvalidOption("model", "must not be empty; give a preset: ", ModelPresetNames());
   }
@@ -373,7 +373,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   }
   if (c.tokenizer != "auto" && c.tokenizer != "byte" && c.tokenizer != "char") {
     config.tokenizer_path = c.tokenizer = ResolvePath(c.tokenizer);
-    std::error_code error;  // a name too long for a file is none
+    std::error_code error;  // a name may be too long for a file
     if (!std::filesystem::exists(c.tokenizer, error)) {
       return InvalidOption("tokenizer", "must be auto, char, byte, or a file or folder; got ",
                            c.tokenizer, "; give one that is there");

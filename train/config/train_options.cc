@@ -6,8 +6,8 @@
 namespace burst {
 namespace {
 
-// A resumed run may change how long, how fast and on what it trains, and what it shows. With another
-// value of any other option it would be another run.
+// A resumed run may change how long, how fast and on what it trains, and what it shows. With
+// another value of any other option it would be another run.
 //
 // The processes of a job must have equal values, but of rows with another scope.
 
@@ -103,7 +103,12 @@ void AddOptimizationOptions(TrainConfig* c, OptionTable* t) {
       .Unit("micro-batches")
       .Help("Accumulate the gradients of N micro-batches in a step.");
   t->Add("steps", &c->steps).Basic().Min(1).MayChange().Help("Take N steps of the optimizer.");
-  t->Add("lr", &c->lr).Basic().Above(0).Max(1e30).MayChange().Help("Set the highest learning rate.");
+  t->Add("lr", &c->lr)
+      .Basic()
+      .Above(0)
+      .Max(1e30)
+      .MayChange()
+      .Help("Set the highest learning rate.");
   t->Add("min_lr", &c->min_lr)
       .Min(0)
       .Or(-1)
@@ -286,8 +291,9 @@ void AddAttentionOptions(TrainConfig* c, OptionTable* t) {
           "documents where ranks get equal work, else zigzag).");
   t->Add("ring_backward", &c->ring_backward, ParseBackwardDirection)
       .MayChange()
-      .Help("Send queries (burst) or keys and values (ring) in the backward pass. auto: the fewer "
-            "bytes.");
+      .Help(
+          "Send queries (burst) or keys and values (ring) in the backward pass. auto: the fewer "
+          "bytes.");
   t->Add("ring_grad_dtype", &c->ring_grad_dtype, ParseRingGradDType)
       .MayChange()
       .Help("Send gradients around the ring in bf16, rounded at every transfer, or in fp32.");
@@ -374,8 +380,9 @@ void AddOutputOptions(TrainConfig* c, OptionTable* t) {
       .Min(-1)
       .Unit("tokens")
       .MayChange()
-      .Help("Generate N tokens at the end. -1: 256; none for shards without --tokenizer or with "
-            "--zero=3.");
+      .Help(
+          "Generate N tokens at the end. -1: 256; none for shards without --tokenizer or with "
+          "--zero=3.");
 }
 
 }  // namespace
