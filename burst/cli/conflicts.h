@@ -45,7 +45,8 @@ struct Conflict {
   const char* advice = "leave one of the two out";
 };
 
-// InvalidArgument: what the option must be, with which other one and why; what was given; the advice.
+// InvalidArgument that says what the option must be, with which other one and why, what was given,
+// and the advice.
 absl::Status ConflictError(const OptionTable& given, const TraitText& one, const TraitText& other,
                            absl::string_view why, absl::string_view advice);
 
