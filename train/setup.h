@@ -1,4 +1,4 @@
-// What the ranks of a run agree on before it starts; ranks of one process share it.
+// The values on which the ranks of a run agree before it starts; ranks of one process share them.
 #pragma once
 
 #include <cstdint>

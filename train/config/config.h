@@ -185,7 +185,7 @@ struct ResolvedConfig : PlainOptions {
   }
   // Whether the ranks of a tensor group divide the tokens between its GEMMs (TensorParallel).
   bool spreads_stream() const { return strategy != Strategy::kTp; }
-  // What CreateAttention is told of the above.
+  // The options of CreateAttention that follow from the above.
   BurstAttentionOptions AttentionOptions() const;
   Mask AttentionMask() const { return Mask::SlidingWindow(window); }
 
@@ -195,7 +195,8 @@ struct ResolvedConfig : PlainOptions {
   // The text of config.json, for --config. A -1 stays, so that a resumed run chooses its value
   // anew. The JSON of a model takes the place of its file's name.
   std::string ToJson() const;
-  // What all processes of a job must have alike, of its options; `one_host`: all are on one.
+  // The options that all processes of a job must have in common. `one_host`: all processes are on
+  // one host.
   std::vector<AgreedItem> AgreedOptions(bool one_host) const;
   // Whether the run whose config.json this is may continue so: FailedPrecondition naming the first
   // option whose change would make another run of it. Data and model are compared elsewhere.

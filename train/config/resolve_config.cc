@@ -1,4 +1,4 @@
-// What follows from the options and the launch, and what contradicts it.
+// Computes the values that follow from the options and the launch, and finds contradictions.
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -201,7 +201,8 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
     model = (*pretrained)->model;
   } else if (c->resume && c->model[0] == '/' && !std::filesystem::exists(c->model, error) &&
              HoldsCheckpoints(ResolvePath(c->out))) {
-    // What the run began with is gone. Its checkpoint has the weights, and says of which model.
+    // The folder that the run began with is gone. Its checkpoint has the weights, and says of which
+    // model.
     *lost_folder = c->model;
     *name = std::filesystem::path(c->model).filename().string();
     BURST_ASSIGN_OR_RETURN(const CheckpointInfo info,

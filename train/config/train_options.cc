@@ -6,8 +6,8 @@
 namespace burst {
 namespace {
 
-// A resumed run may change how long, how fast and on what it trains, and what it shows. With
-// another value of any other option it would be another run.
+// A resumed run may change how long, how fast and on which devices it trains, and what it prints.
+// With another value of any other option it would be another run.
 //
 // The processes of a job must have equal values, but of rows with another scope.
 

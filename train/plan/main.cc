@@ -98,7 +98,7 @@ absl::Status Draw(const std::vector<Row>& rows, const std::string& gpu, const st
   return written.ok() ? written : InvalidOption("plot", written.message());
 }
 
-// What is to be planned.
+// The runs to plan.
 struct Question {
   GpuModel gpu;
   int gpus_per_node = 0;

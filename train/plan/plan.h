@@ -1,6 +1,6 @@
-// What a training step will take, before there is a GPU: the trainer's own step, run on simulated
-// GPUs (burst/device/simulated_gpu.h). Everything that decides about memory and order is the code
-// that trains; only kernels and links are models.
+// Finds the memory and time of a training step without a GPU, by running the trainer's own step on
+// simulated GPUs (burst/device/simulated_gpu.h). Everything that decides about memory and order is
+// the code that trains; only kernels and links are models.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct StepPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0;  // kept between steps
   int64_t peak_bytes = 0;                                // within a step, those included
   int64_t largest_tensor = 0;                            // that a step allocates, in bytes
-  // Page-locked memory of the host: what is offloaded, and the copy of the state that a save takes.
+  // Page-locked memory of the host: offloaded tensors, and the copy of the state that a save takes.
   // The mean of all ranks, which share a host's memory: rank 0 may be the only one that saves.
   int64_t host_bytes = 0;
   template <typename T>

@@ -1,4 +1,4 @@
-// What //train:plan is asked: the GPUs, and the step.
+// The options of //train:plan: the GPUs, and the step.
 #pragma once
 
 #include <cstdint>
