@@ -28,7 +28,7 @@
 #include "train/agreement.h"
 #include "train/report/run_folder.h"
 #include "train/setup.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace burst {
 namespace {

@@ -20,7 +20,7 @@
 #include "model/transformer.h"
 #include "train/launch.h"
 #include "train/setup.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace burst {
 namespace {

@@ -43,7 +43,7 @@
 #include "train/launch.h"
 #include "train/report/peak_flops.h"
 #include "train/setup.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace burst {
 namespace {

@@ -24,7 +24,7 @@
 #include "train/config/config.h"
 #include "train/launch.h"
 #include "train/setup.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace burst {
 namespace {

@@ -18,7 +18,7 @@
 #include "burst/device/memory.h"
 #include "tests/testing/subprocess.h"
 #include "tests/train/trainer_run.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace burst {
 namespace {

@@ -25,7 +25,7 @@
 #include "train/plan/fit.h"
 #include "train/plan/gpu_models.h"
 #include "train/plan/plan_options.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace burst {
 namespace {

@@ -2,7 +2,7 @@
 // metrics do not depend on whether the device gets the next step before the host waits for the
 // results of this one (on a GPU) or not. The test runs on the CPU and, compiled once more, on a
 // GPU.
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 #include <gtest/gtest.h>
 

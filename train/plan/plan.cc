@@ -10,7 +10,7 @@
 #include "burst/base/status.h"
 #include "burst/comm/simulated/simulated_communicator.h"
 #include "model/ops/cuda/matmul.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace burst {
 namespace {

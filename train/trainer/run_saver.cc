@@ -1,4 +1,4 @@
-#include "train/run_saver.h"
+#include "train/trainer/run_saver.h"
 
 #include <cstdio>
 #include <filesystem>

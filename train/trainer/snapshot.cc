@@ -1,4 +1,4 @@
-#include "train/snapshot.h"
+#include "train/trainer/snapshot.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,0 +1,33 @@
+// The mean loss of a model over the validation data.
+#pragma once
+
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "burst/tensor/tensor.h"
+#include "train/data/batch.h"
+#include "train/trainer/local_batches.h"
+#include "train/trainer/rank_state.h"
+#include "train/trainer/stop_agreement.h"
+
+namespace burst {
+
+class Evaluator {
+ public:
+  // All must outlive the object.
+  Evaluator(RankState* rank, LocalBatches* batches, SequenceSampler data, StopAgreement* stop);
+
+  // The mean loss per target, or none if the ranks stop. Collective.
+  absl::StatusOr<std::optional<double>> MeanLoss();
+
+ private:
+  // The loss of this rank's tokens, without a gradient; null on a stage that does not compute it.
+  absl::StatusOr<Tensor> LossOf(const SequenceBatch& batch);
+
+  RankState& rank_;
+  LocalBatches& batches_;
+  const SequenceSampler data_;
+  StopAgreement& stop_;
+};
+
+}  // namespace burst

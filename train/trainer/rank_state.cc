@@ -1,0 +1,235 @@
+#include "train/trainer/rank_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/attention/exact_attention.h"
+#include "burst/attention/strategy.h"
+#include "burst/base/status.h"
+#include "burst/comm/mesh.h"
+#include "burst/device/device.h"
+#include "model/tensor_parallel.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/huggingface/pretrained.h"
+
+namespace burst {
+namespace {
+
+// Elements of an offloaded state of `numel` that go to the GPU at a time. Three such pieces take at
+// most 48 MiB each. A piece is long beside a launch, and short beside the whole state.
+int64_t StreamedElements(int64_t numel) {
+  constexpr int64_t kLeast = int64_t{64} << 10, kMost = int64_t{4} << 20, kPieces = 64;
+  return std::clamp(numel / kPieces / 64 * 64, kLeast, kMost);
+}
+
+// The ranges of this rank's shard whose weights decay.
+std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
+  std::vector<DecayRange> ranges;
+  for (int i = 0; i < parameters.size(); ++i) {
+    const ParameterPiece piece = parameters.PieceOf(i, parameters.sharding().rank);
+    if (parameters[i].decay && piece.length > 0) {
+      ranges.push_back({piece.at, piece.at + piece.length});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const DecayRange& a, const DecayRange& b) { return a.begin < b.begin; });
+  return ranges;
+}
+
+// What offloaded activations need: the most tokens of a pass on any rank. Page-locking happens
+// before a rank waits for another's kernels, so the memory is reserved from this.
+ExecutionPlan::Offload OffloadOf(const ResolvedConfig& config) {
+  if (!OffloadsActivations(config.offload)) return {};
+  const Mesh& mesh = config.mesh;
+  const int ranks = mesh.sequence * (config.spreads_stream() ? mesh.tensor : 1);
+  // A rank has at most one token, or chunk, more than an equal share, rounded up.
+  const int64_t step = config.exact ? std::min(config.exact_chunk, config.seqlen) : 1;
+  const int64_t share = (config.seqlen / step + ranks - 1) / ranks + 1;
+  const int64_t length = std::min(config.seqlen, share * step);
+  int64_t attended = length;
+  if (mesh.tensor > 1) attended = std::min(config.seqlen, share * ranks / mesh.sequence);
+  const bool keeps_half = config.recompute == Recompute::kSequence;
+  if (keeps_half && (mesh.sequence == 1 || config.layout == Layout::kZigzag ||
+                     config.layout == Layout::kStriped)) {
+    attended = attended / 2 + 1;
+  }
+  // Ulysses also keeps its result for the heads that it computed.
+  const bool exchanges = config.strategy == Strategy::kUlysses ||
+                         (config.strategy == Strategy::kBurstUlysses && config.ulysses > 1);
+  const int64_t sequences = config.batch / mesh.data;
+  return {true, sequences * length, sequences * attended,
+          exchanges && mesh.sequence > 1 && !keeps_half ? 2 : 1};
+}
+
+ExecutionPlan PlanOf(const ResolvedConfig& config, int64_t step_tokens) {
+  ExecutionPlan plan;
+  if (config.fp8) plan.linear_precision = LinearPrecision::kFloat8;
+  plan.recompute = config.recompute;
+  plan.segment = config.recompute_segment;
+  plan.ffn_chunk = config.ffn_chunk;
+  plan.head_chunk = config.head_chunk;
+  if (config.exact) plan.exact = {config.exact_chunk, step_tokens};
+  plan.offload = OffloadOf(config);
+  return plan;
+}
+
+ExactAttentionOptions ExactOptions(const ResolvedConfig& config, int64_t step_tokens) {
+  ExactAttentionOptions options;
+  options.layout = config.layout;
+  options.chunk = std::min(config.exact_chunk, config.seqlen);
+  options.rows = config.exact_chunk / options.chunk;
+  // The loss is a mean over at most `step_tokens` tokens. A part of dK or dV has elements up to
+  // 2^22 / chunks times those of a token whose loss is all there is, in steps of 2^-30.
+  const int exponent = std::ilogb(static_cast<double>(step_tokens)) + 1;
+  options.grid = ExactGrid::For(std::ldexp(1.0, -30 - exponent), config.seqlen / options.chunk);
+  return options;
+}
+
+bool HasGroups(const Mesh& mesh) { return mesh.data > 1 || mesh.stages > 1 || mesh.tensor > 1; }
+
+bool AllFinite(const Tensor& numbers) {
+  const std::vector<double> values = numbers.ToVector<double>();
+  return std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); });
+}
+
+}  // namespace
+
+RankState::RankState(const TrainingSetup& setup, Communicator* comm)
+    : setup(setup), config(setup.config), comm(comm), stage(comm) {}
+
+absl::StatusOr<std::unique_ptr<RankState>> RankState::Create(const TrainingSetup& setup,
+                                                             Communicator* comm) {
+  std::unique_ptr<RankState> rank(new RankState(setup, comm));
+  BURST_RETURN_IF_ERROR(rank->MakeGroups());
+  BURST_RETURN_IF_ERROR(rank->MakeAttention());
+  BURST_RETURN_IF_ERROR(rank->MakeModel());
+  BURST_RETURN_IF_ERROR(rank->MakeOptimizer());
+  return rank;
+}
+
+absl::Status RankState::MakeGroups() {
+  const Mesh& mesh = config.mesh;
+  if (mesh.sequence > 1 && HasGroups(mesh)) {
+    BURST_ASSIGN_OR_RETURN(sequence, SplitSequence(mesh, *comm));
+  }
+  // Tensor parallelism has a communicator of its own, so that its exchanges do not wait for the
+  // reductions of parameter gradients.
+  if (mesh.tensor > 1) {
+    BURST_ASSIGN_OR_RETURN(tensor, SplitTensor(mesh, *comm));
+  }
+  if (mesh.stages > 1) {
+    BURST_ASSIGN_OR_RETURN(own_stage, comm->Split(mesh.stage(comm->rank()), comm->rank()));
+    stage = own_stage.get();
+    BURST_ASSIGN_OR_RETURN(pipeline, Pipeline::Create(mesh, static_cast<int>(config.pp_chunks),
+                                                      config.model.tied_embeddings, comm));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankState::MakeAttention() {
+  const Mesh& mesh = config.mesh;
+  Communicator* const group = HasGroups(mesh) ? sequence.get() : comm;
+  if (config.exact) {
+    BURST_ASSIGN_OR_RETURN(attention,
+                           ExactAttention::Create(ExactOptions(config, step_tokens()), group));
+    return absl::OkStatus();
+  }
+  BURST_ASSIGN_OR_RETURN(
+      attention, CreateAttention(config.AttentionStrategy(), config.AttentionOptions(),
+                                 config.ulysses, group,
+                                 RankGroup{mesh.tensor, mesh.tensor_rank(comm->rank())}));
+  return absl::OkStatus();
+}
+
+absl::Status RankState::MakeModel() {
+  if (config.fp8 && !setup.simulated && CudaComputeCapability(0) < 89) {
+    return InvalidOption("precision",
+                         "fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper); got ",
+                         CudaDeviceName(0), "; give bf16");
+  }
+  const Mesh& mesh = config.mesh;
+  TensorParallel parallel;
+  if (tensor != nullptr) parallel = TensorParallel(tensor.get(), config.spreads_stream());
+  std::optional<uint64_t> seed;
+  if (!setup.resumed.has_value() && !config.pretrained.has_value() && !setup.simulated) {
+    seed = static_cast<uint64_t>(config.seed);
+  }
+  StateSharding sharding;
+  if (config.zero > 0) {
+    sharding = {static_cast<int>(config.zero), config.state_ranks(), stage->rank() / mesh.tensor};
+  }
+  sharding.optimizer_on_host = OffloadsOptimizer(config.offload);
+  const PipelinePart part{mesh.stage(comm->rank()), mesh.stages,
+                          static_cast<int>(config.pp_chunks)};
+  BURST_ASSIGN_OR_RETURN(model, Transformer::Create(config.model, config.dtype, seed, config.device,
+                                                    parallel, sharding, part));
+  model->SetExecution(PlanOf(config, step_tokens()));
+  return absl::OkStatus();
+}
+
+absl::Status RankState::MakeOptimizer() {
+  const ParameterList& parameters = model->parameters();
+  if (config.zero < 2) {
+    BURST_ASSIGN_OR_RETURN(gradients, GradientReducer::Create(parameters, stage, tensor.get()));
+    if (pipeline != nullptr) gradients->set_stages(pipeline->stages(), pipeline->tied());
+  }
+  if (config.zero > 0) {
+    BURST_ASSIGN_OR_RETURN(shards, ShardedState::Create(parameters, stage, tensor.get()));
+    if (pipeline != nullptr) shards->set_stages(pipeline->stages(), pipeline->tied());
+    model->set_parameter_use(shards.get());
+  }
+  optimizer = std::make_unique<AdamW>(
+      AdamWOptions{config.beta1, config.beta2, config.eps, config.weight_decay},
+      parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), config.device,
+      OffloadsOptimizer(config.offload) ? StreamedElements(parameters.shard_numel()) : 0);
+  return absl::OkStatus();
+}
+
+absl::Status RankState::Load() {
+  if (setup.resumed.has_value()) {
+    const std::string path = CheckpointPath(config.out);
+    const absl::Status loaded =
+        LoadCheckpoint(path, &model->parameters(), optimizer.get(), setup.resumed->identity);
+    const absl::Status status = AgreeOrWait(loaded, comm);
+    return status.ok() ? status : CannotResume(status, path);
+  }
+  if (!config.pretrained.has_value()) return absl::OkStatus();
+  absl::Status loaded = LoadPretrained(*config.pretrained, &model->parameters());
+  if (!loaded.ok()) {
+    loaded = absl::Status(loaded.code(), absl::StrCat("--model: ", loaded.message()));
+  }
+  return AgreeOrWait(loaded, comm);
+}
+
+absl::Status RankState::FinishGradients(const Tensor& norm) {
+  BURST_RETURN_IF_ERROR(gradients != nullptr ? gradients->Finish(norm) : shards->Finish(norm));
+  return comm->Wait(Channel::kCollective);
+}
+
+bool RankState::IsFinite() const {
+  const ParameterList& parameters = model->parameters();
+  std::vector<Tensor> state = {optimizer->first_moment(), optimizer->second_moment()};
+  for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+    state.push_back(parameters.MasterPiece(static_cast<int>(unit)));
+  }
+  const auto count = static_cast<int64_t>(state.size());
+  SynchronizeDevice(model->device());  // what is in the host's memory is there then
+  const Tensor norms = Tensor::Zeros({count}, DType::kFloat64, model->device());
+  const Tensor on_host = Tensor::Zeros({count}, DType::kFloat64);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool here = state[i].device() == DeviceType::kCpu;
+    L2Norm(state[i], (here ? on_host : norms).Slice(0, i, 1));
+  }
+  return AllFinite(norms) && AllFinite(on_host);
+}
+
+absl::StatusOr<bool> RankState::OnAnyRank(bool condition) const {
+  const Tensor sum = Tensor::FromVector<double>({condition ? 1.0 : 0.0}, {1});
+  BURST_RETURN_IF_ERROR(comm->AllReduceSum(sum));
+  return sum.data<double>()[0] > 0;
+}
+
+}  // namespace burst
