@@ -10,8 +10,8 @@
 #include "burst/comm/launch/process_launch.h"
 #include "burst/comm/mpi/mpi_communicator.h"
 #include "train/config/config.h"
-#include "train/launch.h"
 #include "train/plan/check_run.h"
+#include "train/run/launch.h"
 
 namespace burst {
 namespace {

@@ -18,8 +18,8 @@
 #include "model/kv_cache.h"
 #include "model/tensor_parallel.h"
 #include "model/transformer.h"
-#include "train/launch.h"
-#include "train/setup.h"
+#include "train/run/launch.h"
+#include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {

@@ -25,8 +25,8 @@
 #include "burst/base/status.h"
 #include "burst/device/device.h"
 #include "train/config/config.h"
-#include "train/launch.h"
-#include "train/setup.h"
+#include "train/run/launch.h"
+#include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {

@@ -21,9 +21,9 @@
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
 #include "train/config/config.h"
-#include "train/launch.h"
 #include "train/pipeline/schedule.h"
-#include "train/setup.h"
+#include "train/run/launch.h"
+#include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {

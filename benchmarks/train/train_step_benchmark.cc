@@ -40,9 +40,9 @@
 #include "burst/comm/communicator.h"
 #include "burst/device/memory.h"
 #include "train/config/config.h"
-#include "train/launch.h"
 #include "train/report/peak_flops.h"
-#include "train/setup.h"
+#include "train/run/launch.h"
+#include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {

@@ -26,7 +26,7 @@
 #include "burst/cli/files.h"
 #include "train/checkpoint/state_copy.h"
 #include "train/config/config.h"
-#include "train/setup.h"
+#include "train/run/setup.h"
 
 namespace burst {
 namespace {

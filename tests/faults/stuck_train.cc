@@ -22,8 +22,8 @@
 #include "burst/comm/tcp/tcp_communicator.h"
 #include "burst/device/progress.h"
 #include "train/config/config.h"
-#include "train/launch.h"
-#include "train/setup.h"
+#include "train/run/launch.h"
+#include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {

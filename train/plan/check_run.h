@@ -2,7 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "train/setup.h"
+#include "train/run/setup.h"
 
 namespace burst {
 

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "burst/device/simulated_gpu.h"
 #include "train/config/config.h"
-#include "train/setup.h"
+#include "train/run/setup.h"
 
 namespace burst {
 

@@ -15,7 +15,7 @@
 #include "train/report/metrics.h"
 #include "train/report/run_folder.h"
 #include "train/report/tensorboard.h"
-#include "train/setup.h"
+#include "train/run/setup.h"
 
 namespace burst {
 

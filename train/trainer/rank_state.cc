@@ -138,9 +138,9 @@ absl::Status RankState::MakeAttention() {
     return absl::OkStatus();
   }
   BURST_ASSIGN_OR_RETURN(
-      attention, CreateAttention(config.AttentionStrategy(), config.AttentionOptions(),
-                                 config.ulysses, group,
-                                 RankGroup{mesh.tensor, mesh.tensor_rank(comm->rank())}));
+      attention,
+      CreateAttention(config.AttentionStrategy(), config.AttentionOptions(), config.ulysses, group,
+                      RankGroup{mesh.tensor, mesh.tensor_rank(comm->rank())}));
   return absl::OkStatus();
 }
 

@@ -19,7 +19,7 @@
 #include "train/optimizer/gradient_reducer.h"
 #include "train/optimizer/sharded_state.h"
 #include "train/pipeline/pipeline.h"
-#include "train/setup.h"
+#include "train/run/setup.h"
 
 namespace burst {
 

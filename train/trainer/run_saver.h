@@ -22,7 +22,7 @@
 #include "train/optimizer/adamw.h"
 #include "train/report/metrics.h"
 #include "train/report/run_report.h"
-#include "train/setup.h"
+#include "train/run/setup.h"
 
 namespace burst {
 

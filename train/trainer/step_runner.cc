@@ -105,9 +105,9 @@ absl::Status StepRunner::ForwardBackward(int64_t first, int64_t count, const Ten
   return absl::OkStatus();
 }
 
-// Forward and backward of a micro-batch. This rank's part of its loss goes into `loss`, and its part
-// of the gradients is added to what is there. `first` and `last`: whether it is the first or the
-// last of the micro-batches that are accumulated. In the last one, the reduction of loss and
+// Forward and backward of a micro-batch. This rank's part of its loss goes into `loss`, and its
+// part of the gradients is added to what is there. `first` and `last`: whether it is the first or
+// the last of the micro-batches that are accumulated. In the last one, the reduction of loss and
 // gradients over ranks is enqueued as soon as they are complete, while the backward goes on.
 absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, double loss_scale,
                                             const Tensor& loss, bool first, bool last) {

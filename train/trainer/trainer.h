@@ -15,7 +15,7 @@
 #include "model/transformer.h"
 #include "train/report/metrics.h"
 #include "train/report/run_report.h"
-#include "train/setup.h"
+#include "train/run/setup.h"
 #include "train/trainer/evaluator.h"
 #include "train/trainer/local_batches.h"
 #include "train/trainer/rank_state.h"

@@ -1,4 +1,4 @@
-#include "train/agreement.h"
+#include "train/run/agreement.h"
 
 #include <xxhash.h>
 

@@ -1,4 +1,4 @@
-#include "train/launch.h"
+#include "train/run/launch.h"
 
 #include <algorithm>
 #include <chrono>
@@ -25,9 +25,9 @@
 #include "burst/device/device.h"
 #include "burst/device/progress.h"
 #include "model/ops/cuda/matmul.h"
-#include "train/agreement.h"
 #include "train/report/run_folder.h"
-#include "train/setup.h"
+#include "train/run/agreement.h"
+#include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {

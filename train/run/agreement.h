@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "burst/comm/communicator.h"
 #include "train/config/config.h"
-#include "train/setup.h"
+#include "train/run/setup.h"
 
 namespace burst {
 

@@ -1,4 +1,4 @@
-#include "train/setup.h"
+#include "train/run/setup.h"
 
 #include <xxhash.h>
 
