@@ -19,7 +19,8 @@ namespace burst {
 namespace {
 
 // Elements of an offloaded state of `numel` that go to the GPU at a time. Three such pieces take at
-// most 48 MiB each. A piece is long beside a launch, and short beside the whole state.
+// most 48 MiB each. A piece takes long compared with a
+// launch, and is short compared with the whole state.
 int64_t StreamedElements(int64_t numel) {
   constexpr int64_t kLeast = int64_t{64} << 10, kMost = int64_t{4} << 20, kPieces = 64;
   return std::clamp(numel / kPieces / 64 * 64, kLeast, kMost);
@@ -216,7 +217,7 @@ bool RankState::IsFinite() const {
     state.push_back(parameters.MasterPiece(static_cast<int>(unit)));
   }
   const auto count = static_cast<int64_t>(state.size());
-  SynchronizeDevice(model->device());  // what is in the host's memory is there then
+  SynchronizeDevice(model->device());  // completes what the device writes to the host
   const Tensor norms = Tensor::Zeros({count}, DType::kFloat64, model->device());
   const Tensor on_host = Tensor::Zeros({count}, DType::kFloat64);
   for (int64_t i = 0; i < count; ++i) {

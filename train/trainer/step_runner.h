@@ -34,8 +34,8 @@ class StepRunner {
   // Gives the device the work of step number `step`, from 0. At most two steps wait for Complete.
   // `follows`: the step comes straight after the step before. Collective.
   absl::Status Enqueue(int64_t step, bool follows);
-  // Waits for the results of the step that was enqueued first. step_ms is time on the device, from
-  // the end of the step before if this step follows it, else from its own begin. Collective.
+  // Waits for the results of the step that was enqueued first. Collective. step_ms is time on the
+  // device. It begins with the end of the step before if this step follows it, else with its own.
   absl::StatusOr<StepMetrics> Complete();
   // The number of the step that Complete would return; none if nothing is enqueued.
   std::optional<int64_t> first_enqueued() const;

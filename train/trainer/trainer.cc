@@ -193,9 +193,9 @@ absl::Status Trainer::Save(const StepMetrics& last) {
   return absl::OkStatus();
 }
 
-// With tensor parallelism and --zero several ranks have a part each of what is saved, they need one
-// another for a set, and the state of a GPU is not in the host's memory. Such runs have no
-// snapshot: a launcher must give them the time that a save takes.
+// Runs whose state is divided over ranks have no snapshot, because the ranks need one another for a
+// set of files. Neither have runs on GPUs, whose state is not in the host's memory. A launcher must
+// give such runs the time that a save takes.
 std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
   if (report_ == nullptr || config_.comm == CommKind::kThreads || rank_->tensor != nullptr ||
       rank_->shards != nullptr || config_.checkpoint_sets || config_.device != DeviceType::kCpu) {
