@@ -234,9 +234,9 @@ TEST(TrainUnderMpirun, ErrorsArePrintedOnce) {
     return result.err;
   };
   EXPECT_THAT(errors({"--comm=threads"}, 2), testing::HasSubstr("3 separate models"));
-  EXPECT_THAT(errors({"--ranks=2"}, 2), testing::HasSubstr("--ranks: 2"));
+  EXPECT_THAT(errors({"--ranks=2"}, 2), testing::HasSubstr("got 2; give --ranks=3"));
   EXPECT_THAT(errors({"--data=missing.txt"}, 1), testing::HasSubstr("missing.txt"));
-  EXPECT_THAT(errors({"--comm=mpi", "--ranks=2"}, 2), testing::HasSubstr("--ranks: 2"));
+  EXPECT_THAT(errors({"--comm=mpi", "--ranks=2"}, 2), testing::HasSubstr("got 2; give --ranks=3"));
   EXPECT_THAT(errors({"--comm=mpi", "--lyout=zigzag"}, 2), testing::HasSubstr("--layout"));
   EXPECT_THAT(errors({"--comm=mpi", "--data=missing.txt"}, 1), testing::HasSubstr("missing.txt"));
 }
