@@ -162,20 +162,8 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(absl::StrCat(
         "the schedule is for ", schedule.ranks_per_node(), " ranks per node, this ring is flat"));
   }
-  const int64_t q_length = schedule.shard().group_length();
-  const int64_t k_length = schedule.key_shard().group_length();
-  if (q.dim(1) != q_length) {
-    return absl::InvalidArgumentError(absl::StrCat("q: must have this rank's ", q_length,
-                                                   " tokens of the schedule; got ", q.dim(1)));
-  }
-  if (k.dim(1) != k_length) {
-    return absl::InvalidArgumentError(absl::StrCat("k: must have this rank's ", k_length,
-                                                   " keys of the schedule; got ", k.dim(1)));
-  }
-  if (schedule.rows() > 1 && schedule.rows() != q.dim(0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "documents, spans or slices of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
-  }
+  BURST_RETURN_IF_ERROR(CheckFitsSchedule(q, k, schedule.shard().group_length(),
+                                          schedule.key_shard().group_length(), schedule.rows()));
   return CheckScores(options_.scores, schedule.is_cross(), q.dim(2) * group_.size, KernelsFor(q));
 }
 

@@ -161,21 +161,12 @@ absl::Status ExactAttention::CheckInputs(const AttentionSchedule& schedule, cons
       shard.group_index() != rank || shard.num_groups() != ranks()) {
     return absl::InvalidArgumentError("the schedule is of another attention or another rank");
   }
-  if (q.dim(1) != shard.local_length() || k.dim(1) != shard.local_length()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ", shard.local_length(),
-                                                   " tokens of this schedule, q has ", q.dim(1),
-                                                   " and k ", k.dim(1)));
-  }
   if (options_.rows > 1 && shard.seqlen() != options_.chunk) {
     return absl::InvalidArgumentError(absl::StrCat("a chunk of ", options_.rows, " sequences of ",
                                                    options_.chunk, " tokens, these have ",
                                                    shard.seqlen()));
   }
-  if (schedule.rows() > 1 && schedule.rows() != q.dim(0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("documents or spans of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
-  }
-  return absl::OkStatus();
+  return CheckFitsSchedule(q, k, shard.local_length(), shard.local_length(), schedule.rows());
 }
 
 absl::Status ExactAttention::GatherKeys(const TokenShard& shard, const Tensor& k, const Tensor& v,

@@ -220,6 +220,23 @@ absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor
   return absl::OkStatus();
 }
 
+absl::Status CheckFitsSchedule(const Tensor& q, const Tensor& k, int64_t q_length, int64_t k_length,
+                               int64_t rows) {
+  if (q.dim(1) != q_length) {
+    return absl::InvalidArgumentError(absl::StrCat("q: must have this rank's ", q_length,
+                                                   " tokens of the schedule; got ", q.dim(1)));
+  }
+  if (k.dim(1) != k_length) {
+    return absl::InvalidArgumentError(absl::StrCat("k: must have this rank's ", k_length,
+                                                   " keys of the schedule; got ", k.dim(1)));
+  }
+  if (rows > 1 && rows != q.dim(0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "q: must have the ", rows, " batch rows of documents, spans or slices; got ", q.dim(0)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSinks(const Tensor& sinks, const Tensor& q, bool needed) {
   if (needed && sinks.null()) {
     return absl::InvalidArgumentError("dsinks of an attention without sinks");

@@ -205,6 +205,10 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
 absl::Status CheckSinks(const Tensor& sinks, const Tensor& q, bool needed = false);
 // InvalidArgument unless q, k, v fit together, as Forward says.
 absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v);
+// InvalidArgument unless q and k have a rank's tokens of a schedule. rows: batch rows that the
+// schedule's mask describes; 1 for any batch.
+absl::Status CheckFitsSchedule(const Tensor& q, const Tensor& k, int64_t q_length, int64_t k_length,
+                               int64_t rows);
 // Makes *output a tensor of the given shape, or checks that it is one, contiguous along the last
 // axis at least.
 absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,

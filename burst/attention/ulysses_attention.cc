@@ -27,16 +27,8 @@ bool HeadsDivide(int64_t num_heads, int64_t num_kv_heads, int64_t size) {
 absl::Status CheckInputs(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                          const Tensor& v, int size) {
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
-  const int64_t q_length = schedule.shard().local_length();
-  const int64_t k_length = schedule.key_shard().local_length();
-  if (q.dim(1) != q_length) {
-    return absl::InvalidArgumentError(absl::StrCat("q: must have this rank's ", q_length,
-                                                   " tokens of the schedule; got ", q.dim(1)));
-  }
-  if (k.dim(1) != k_length) {
-    return absl::InvalidArgumentError(absl::StrCat("k: must have this rank's ", k_length,
-                                                   " keys of the schedule; got ", k.dim(1)));
-  }
+  BURST_RETURN_IF_ERROR(CheckFitsSchedule(q, k, schedule.shard().local_length(),
+                                          schedule.key_shard().local_length(), /*rows=*/1));
   return CheckHeadsDivide(q.dim(2), k.dim(2), size);
 }
 

@@ -84,10 +84,10 @@ class PeerConnections {
   // Messages of one group and channel between two ranks arrive in the order in which they were
   // started. Returns the failure of the job, if it has failed.
   absl::Status Start(Transfer* transfer);
-  // Waits until the buffer is no longer in use, because the message has arrived or was taken.
+  // Waits until the buffer is free, because the message has arrived or was taken.
   // Unavailable if the job has failed; NotFound if the peer has finished without it.
   absl::Status Wait(const Transfer& transfer);
-  // Cancels a message. Its buffer is no longer in use on return. In the middle of a message to a
+  // Cancels a message. Its buffer is free on return. In the middle of a message to a
   // rank that has not finished, this is a failure of the job.
   void Cancel(Transfer* transfer);
 
