@@ -37,53 +37,52 @@ def check_tensors(q, k, v, cross):
 
 def _check_tensor(name, tensor):
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError("%s is a %s, no torch.Tensor" % (name, type(tensor).__name__))
+        raise TypeError("%s: must be a torch.Tensor; got a %s" % (name, type(tensor).__name__))
     if tensor.is_nested:
-        raise TypeError("%s is a nested tensor; pass its values, [tokens, heads, head_dim], with "
+        raise TypeError("%s: must not be a nested tensor; pass its values, [tokens, heads, head_dim], with "
                         "cu_seqlens" % name)
     if tensor.layout is not torch.strided:
-        raise TypeError("%s is a tensor of %s; pass a dense one" % (name, tensor.layout))
+        raise TypeError("%s: must be a dense tensor; got one of %s" % (name, tensor.layout))
     if hasattr(tensor, "to_local"):
-        raise TypeError("%s is a %s; pass each rank's own part, %s.to_local()" %
+        raise TypeError("%s: must be this rank's own part; got a %s; pass %s.to_local()" %
                         (name, type(tensor).__name__, name))
     if tensor.dim() != 4:
-        raise ValueError("%s has the shape %s; expected [batch, tokens, heads, head_dim] or "
-                         "[tokens, heads, head_dim]" % (name, list(tensor.shape)))
+        raise ValueError("%s: must be [batch, tokens, heads, head_dim] or [tokens, heads, head_dim]; got the "
+                         "shape %s" % (name, list(tensor.shape)))
     if tensor.dtype not in DTYPES or (tensor.dtype in OF_16_BITS and tensor.device.type == "cpu"):
-        raise ValueError("%s is %s on %s; Burst takes float32, float64 and, on GPUs, bfloat16 "
-                         "and float16" % (name, tensor.dtype, tensor.device))
+        raise ValueError("%s: must be float32, float64 or, on GPUs, bfloat16 or float16; got %s on %s" %
+                         (name, tensor.dtype, tensor.device))
 
 
 def _check_fit(q, k, v, cross):
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
-            raise ValueError("%s is %s, q is %s" % (name, tensor.dtype, q.dtype))
+            raise ValueError("%s: must have q's dtype, %s; got %s" % (name, q.dtype, tensor.dtype))
         if tensor.device != q.device:
-            raise ValueError("%s is on %s, q is on %s" % (name, tensor.device, q.device))
+            raise ValueError("%s: must be on q's device, %s; got %s" % (name, q.device, tensor.device))
         if (tensor.shape[0] != q.shape[0] or tensor.shape[3] != q.shape[3] or
                 (not cross and tensor.shape[1] != q.shape[1])):
-            raise ValueError("%s has the shape %s, which does not fit q's %s: %s and head_dim must be "
-                             "equal%s" % (name, list(tensor.shape), list(q.shape),
-                                          "batch" if cross else "batch, tokens",
-                                          "" if cross or tensor.shape[1] == q.shape[1] else
-                                          " (burst.cross_attention takes another number of keys)"))
+            raise ValueError("%s: must have the %s and head_dim of q, whose shape is %s; got the shape %s%s" %
+                             (name, "batch" if cross else "batch, tokens", list(q.shape), list(tensor.shape),
+                              "" if cross or tensor.shape[1] == q.shape[1] else
+                              "; burst.cross_attention takes another number of keys"))
     if cross and k.shape[1] != v.shape[1]:
-        raise ValueError("v has %d tokens, k has %d" % (v.shape[1], k.shape[1]))
+        raise ValueError("v: must have the %d tokens of k; got %d" % (k.shape[1], v.shape[1]))
     if k.shape[2] != v.shape[2]:
-        raise ValueError("v has %d heads, k has %d" % (v.shape[2], k.shape[2]))
+        raise ValueError("v: must have the %d heads of k; got %d" % (k.shape[2], v.shape[2]))
     if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
-        raise ValueError("k has %d heads, which do not divide q's %d" % (k.shape[2], q.shape[2]))
+        raise ValueError("k: must have a number of heads that divides q's %d; got %d" % (q.shape[2], k.shape[2]))
 
 
 def check_sinks(sinks, q):
     if not isinstance(sinks, torch.Tensor):
-        raise TypeError("sinks is a %s, no torch.Tensor" % type(sinks).__name__)
+        raise TypeError("sinks: must be a torch.Tensor; got a %s" % type(sinks).__name__)
     if sinks.shape != (q.shape[2],):
-        raise ValueError("sinks has the shape %s; expected [heads], here [%d]" %
-                         (list(sinks.shape), q.shape[2]))
+        raise ValueError("sinks: must be [heads], here [%d]; got the shape %s" %
+                         (q.shape[2], list(sinks.shape)))
     if not sinks.is_floating_point() or sinks.device != q.device:
-        raise ValueError("sinks is %s on %s; expected floating-point numbers on %s, where q is" %
-                         (sinks.dtype, sinks.device, q.device))
+        raise ValueError("sinks: must be floating-point numbers on q's device, %s; got %s on %s" %
+                         (q.device, sinks.dtype, sinks.device))
 
 
 def _error_of(call, q, k, v, sinks, seed):

@@ -254,8 +254,8 @@ def _probability(name, value):
 def _one_of(*known):
     def read(name, value):
         if not (value is None or isinstance(value, str)) or value not in known:
-            raise ValueError("%s: there is no %s, only %s" %
-                             (name, shown(value), ", ".join(map(repr, known))))
+            raise ValueError("%s: must be one of %s; got %s" %
+                             (name, ", ".join(map(str, known)), shown(value)))
         return value
     return read
 
@@ -265,7 +265,7 @@ def _grad_dtype(name, value):
     try:
         return names[value]
     except (KeyError, TypeError):
-        raise ValueError("%s: there is no %s, only torch.float32 and torch.bfloat16" %
+        raise ValueError("%s: must be one of torch.float32, torch.bfloat16; got %s" %
                          (name, shown(value))) from None
 
 
@@ -292,9 +292,9 @@ def _integers(name, values):
 
 def _starts_of_bounds(bounds, seqlen):
     if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
-        raise ValueError("cu_seqlens must begin with 0 and not decrease")
+        raise ValueError("cu_seqlens: must begin with 0 and not decrease; got %s" % shown(bounds))
     if seqlen is not None and bounds[-1] != seqlen:
-        raise ValueError("cu_seqlens ends with %d, seqlen is %d" % (bounds[-1], seqlen))
+        raise ValueError("cu_seqlens: must end with seqlen, %d; got %d" % (seqlen, bounds[-1]))
     return tuple(sorted(set(bounds[:-1]) - {bounds[-1]})) if bounds[-1] else ()
 
 
@@ -303,7 +303,7 @@ def rows_of_documents(documents, cu_seqlens, seqlen, times=1):
     bounds are multiplied by `times`."""
     if cu_seqlens is not None:
         if documents is not None:
-            raise ValueError("documents and cu_seqlens say the same; give one of them")
+            raise ValueError("documents: must not be given with cu_seqlens, which says the same; leave one of them out")
         bounds = [bound * times for bound in _integers("cu_seqlens", cu_seqlens)]
         return (_starts_of_bounds(bounds, seqlen),), bounds[-1]
     if documents is None:
@@ -329,7 +329,7 @@ def _spans(spans):
         rows = [[_integers("spans", span) for span in list_of(row)] for row in rows]
         return tuple(tuple((begin, end) for begin, end in row) for row in rows)
     except (TypeError, ValueError):
-        raise ValueError("spans: %s are no pairs (begin, end), nor a list of them for each row" %
+        raise ValueError("spans: must be pairs (begin, end), or a list of pairs for each row; got %s" %
                          shown(spans)) from None
 
 
@@ -345,8 +345,8 @@ def _slices(slices):
             rows = [rows]
         return tuple(tuple(_slice(values) for values in list_of(row)) for row in rows)
     except (TypeError, ValueError):
-        raise ValueError("slices: %s are no (q_begin, q_end, k_begin, k_end, kind) with a kind of %s, nor "
-                         "a list of them for each row" % (shown(slices), ", ".join(KINDS))) from None
+        raise ValueError("slices: must be tuples (q_begin, q_end, k_begin, k_end, kind) with a kind of %s, or a "
+                         "list of such tuples for each row; got %s" % (", ".join(KINDS), shown(slices))) from None
 
 
 def _slice(values):
@@ -377,4 +377,4 @@ def _slopes(slopes):
                 refuse_gradient("alibi_slopes", slope)
         return tuple(map(float, slopes))
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError("alibi_slopes: %s are no numbers, one for each head" % shown(slopes)) from None
+        raise ValueError("alibi_slopes: must be numbers, one for each head; got %s" % shown(slopes)) from None

@@ -1,10 +1,14 @@
 """attention() and its relatives: what _call.py computes, with autograd and for torch.compile."""
 
+from typing import Any, Optional, Tuple, Union
+
 import torch
+from torch import Tensor
 
 from . import _ranks
 from ._arguments import make_call
 from ._call import backward, forward
+from ._types import Documents, Group, Integers, Numbers, Slices, Spans
 from .scores import draw_seed, read_seed
 
 _op = None
@@ -69,12 +73,18 @@ def _add_sinks(out, lse, sinks):
     return (out * share.transpose(1, 2).unsqueeze(3)).to(out.dtype), whole
 
 
-def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=None,
-              cu_seqlens=None, group=None, layout="zigzag", ring_grad_dtype=None,
-              deterministic=True, return_lse=False, strategy="burst", ulysses_size=0,
-              ranks_per_node=0, backward="auto", sinks=None, seqlen=None, spans=None,
-              slices=None, fp8=False, softcap=0.0, alibi_slopes=None, dropout_p=0.0,
-              dropout_seed=None, return_max_logit=False):
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
+              softmax_scale: Optional[float] = None, window: int = 0,
+              documents: Optional[Documents] = None, cu_seqlens: Optional[Integers] = None,
+              group: Optional[Group] = None, layout: str = "zigzag",
+              ring_grad_dtype: Optional[torch.dtype] = None, deterministic: bool = True,
+              return_lse: bool = False, strategy: str = "burst", ulysses_size: int = 0,
+              ranks_per_node: int = 0, backward: str = "auto", sinks: Optional[Tensor] = None,
+              seqlen: Optional[int] = None, spans: Optional[Spans] = None,
+              slices: Optional[Slices] = None, fp8: bool = False, softcap: float = 0.0,
+              alibi_slopes: Optional[Numbers] = None, dropout_p: float = 0.0,
+              dropout_seed: Union[int, Tensor, None] = None,
+              return_max_logit: bool = False) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Computes exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     Args:
@@ -124,7 +134,7 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
         dropout_p (float): the probability that a weight is dropped. Kept weights are divided by
             1 - dropout_p; lse does not change. The choice depends on the seed, the row of the batch, the
             head and the positions, not on the ranks. Not with fp8.
-        dropout_seed (int): equal on all ranks. Default: the next number of torch's CPU generator on
+        dropout_seed (int, or Tensor of one element): equal on all ranks. Default: the next number of torch's CPU generator on
             rank 0 of the group (torch.manual_seed). Ranks compare their seeds in every call.
         return_max_logit (bool): also return max_logit. Not with fp8.
 
@@ -177,9 +187,13 @@ def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
     return results if len(results) > 1 else out
 
 
-def cross_attention(q, k, v, *, softmax_scale=None, group=None, layout="zigzag", key_layout=None,
-                    ring_grad_dtype=None, deterministic=True, return_lse=False, strategy="burst",
-                    ulysses_size=0, ranks_per_node=0, backward="auto", sinks=None, seqlen=None):
+def cross_attention(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: Optional[float] = None,
+                    group: Optional[Group] = None, layout: str = "zigzag",
+                    key_layout: Optional[str] = None, ring_grad_dtype: Optional[torch.dtype] = None,
+                    deterministic: bool = True, return_lse: bool = False, strategy: str = "burst",
+                    ulysses_size: int = 0, ranks_per_node: int = 0, backward: str = "auto",
+                    sinks: Optional[Tensor] = None,
+                    seqlen: Optional[int] = None) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Computes attention of every query of one sequence to every key of another.
 
     Each sequence is spread over the same ranks.
@@ -201,7 +215,8 @@ def cross_attention(q, k, v, *, softmax_scale=None, group=None, layout="zigzag",
                    (None, None, None, None, None))
 
 
-def ulysses_attention(q, k, v, **arguments):
+def ulysses_attention(q: Tensor, k: Tensor, v: Tensor,
+                      **arguments: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Computes attention() by DeepSpeed Ulysses: all-to-alls exchange tokens for heads.
 
     The number of ranks must divide the heads. For arguments and results, see attention().

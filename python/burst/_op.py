@@ -150,7 +150,7 @@ def apply(q, k, v, sinks, seed, group, scalars, lists):
             _arguments.refuse_gradient(name, value)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError("%s is a %s, no torch.Tensor" % (name, type(tensor).__name__))
+            raise TypeError("%s: must be a torch.Tensor; got a %s" % (name, type(tensor).__name__))
     scalars = _without_tensors(scalars, tensors)
     text = arguments_text(group, *scalars, *_without_tensors(lists, tensors))
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

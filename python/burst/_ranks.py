@@ -5,12 +5,14 @@ import ctypes
 import os
 import socket
 import threading
+from typing import Optional, Union
 
 import torch
 
 from . import _library
 from ._cache import Bounded
 from ._library import UniqueId, check, create, library
+from ._types import Group
 
 _ATTENTIONS = 64  # objects of the library for a group, one for each set of options
 _SCHEDULES, _SCHEDULE_BYTES = 8, 8 << 20  # of a group: 8, or as many as fit in these bytes
@@ -169,7 +171,7 @@ class Ranks:
     def check_not_forked(self):
         if self.is_forked:
             raise _library.BurstError(
-                "this process was forked from one that is a rank of the group, and is no rank itself: call "
+                "this process was forked from a rank of the group, and is not a rank itself: call "
                 "attention in the parent, or in a process that was spawned")
 
     def fail(self, reason):
@@ -304,7 +306,8 @@ def group_of_name(name):
                          "(%s)" % (name, error)) from None
 
 
-def connect(group, device, timeout=None):
+def connect(group: Optional[Group], device: Union[torch.device, str],
+            timeout: Optional[float] = None) -> None:
     """Connects the ranks of a group now instead of in the first call. Collective.
 
     Args:
@@ -312,14 +315,21 @@ def connect(group, device, timeout=None):
         device (torch.device): the device of the tensors.
         timeout (float): seconds that ranks wait for one another, then and later. Default: the group's
             own timeout.
+
+    Raises:
+        ValueError: the ranks are connected already, or use different kinds of devices.
+        BurstError: a rank could not connect. RankLostError: a rank did not come in time.
     """
     ranks_of(process_group(group), torch.empty(0, dtype=torch.uint8, device=device).device, timeout)
 
 
-def disconnect(group=None):
-    """Frees what Burst keeps for a group (None: for all groups). The group itself is not changed.
+def disconnect(group: Optional[Group] = None) -> None:
+    """Frees what Burst keeps for a group. The group itself is not changed.
 
-    Backward passes of earlier calls are then refused. Done automatically at the end of a program.
+    Backward passes of earlier calls are then refused. A program does it automatically at its end.
+
+    Args:
+        group (ProcessGroup or DeviceMesh): None: all groups.
     """
     group = process_group(group)
     for key in list(_ranks):

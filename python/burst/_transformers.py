@@ -2,12 +2,14 @@
 
 import inspect
 import weakref
+from typing import Any, Optional
 
 import torch
 
 from . import _transformers_masks as masks
 from ._attention import attention, cross_attention
 from ._transformers_positions import Positions, ints, is_compiling, refuse, rows_of, size_of
+from ._types import Group
 
 # Keywords that models hand on to their attention and that do not change what it computes.
 _HARMLESS = frozenset((
@@ -39,7 +41,8 @@ class _Seen:
         return result
 
 
-def register(group=None, layout="zigzag", name="burst", **arguments):
+def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = "burst",
+             **arguments: Any) -> None:
     """Adds `name` to transformers' attention implementations, for
 
         model = AutoModelForCausalLM.from_pretrained(DIR, attn_implementation="burst")
@@ -49,11 +52,20 @@ def register(group=None, layout="zigzag", name="burst", **arguments):
         own = burst.positions(seqlen, group, device=...)
         model(input_ids=input_ids[:, own], position_ids=own[None], use_cache=False)
 
-    `arguments`: those of burst.attention (documents, strategy, ...). On one rank the mask is
-    transformers' own: padding, packed position_ids or cu_seq_lens, windows, chunks, blocks of images, 4D
-    masks. Over a group it is causal or bidirectional, with a window, and documents= or cu_seq_lens. A
-    model's sinks, dropout and capped logits are honored. Another mask is a ValueError that names it:
-    docs/pytorch.md has the list.
+    On one rank the mask is transformers' own: padding, packed position_ids or cu_seq_lens, windows, chunks,
+    blocks of images, 4D masks. Over a group it is causal or bidirectional, with a window, and documents= or
+    cu_seq_lens. A model's sinks, dropout and capped logits are honored. docs/pytorch.md has the list.
+
+    Args:
+        group (ProcessGroup or one-dimensional DeviceMesh): None: one rank.
+        layout (str): as for burst.attention.
+        name (str): the attn_implementation.
+        arguments: other arguments of burst.attention, such as documents and strategy.
+
+    Raises:
+        ImportError: transformers is missing, or older than 4.53.
+        ValueError: an argument is not one of burst.attention's. The registered attention raises it, too, for
+            a mask or a keyword that it does not serve, and names it.
     """
     try:
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS

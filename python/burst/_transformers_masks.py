@@ -50,11 +50,11 @@ class Mask:
         return (1, 1, *self.lengths)
 
     def __getattr__(self, name):
-        raise _Unread("attention_mask: this model reads %r of its mask, which is no tensor here%s" %
+        raise _Unread("attention_mask: this model reads %r of its mask, which is not a tensor here%s" %
                       (name, INSTEAD))
 
     def __getitem__(self, _):
-        raise ValueError("attention_mask: this model cuts its mask, which is no tensor here" + INSTEAD)
+        raise ValueError("attention_mask: this model cuts its mask, which is not a tensor here" + INSTEAD)
 
 
 _frozen = {}

@@ -2,16 +2,21 @@
 
     from burst.burst_attn import OpBurstAttn, burst_attn_func
 
-q, k, v: [batch, tokens of this rank, heads, head_dim]; with a `flash` other than "cuda" and "triton"
-[batch, heads, tokens, head_dim]. Causal attention is over the zigzag layout, the striped functions
-over the striped one. process_group None: all ranks. double_group: groups within and between nodes,
-[None, None] for a flat ring. optimize_bwd_comm is taken and changes nothing: what the backward sends
-never includes the output.
+q, k, v (Tensor): [batch, tokens of this rank, heads, head_dim].
+softmax_scale (float): default: 1 / sqrt(head_dim).
+flash (str): with another than "cuda" and "triton", tensors are [batch, heads, tokens, head_dim].
+optimize_bwd_comm (bool): it is taken and changes nothing: the backward never sends the output.
+process_group (ProcessGroup or DeviceMesh): None: all ranks.
+double_group (pair): the groups within and between nodes; (None, None) for a flat ring.
 """
 
+from typing import Any, Optional, Sequence
+
 import torch
+from torch import Tensor
 
 from ._attention import attention
+from ._types import Group
 
 
 def _world(group):
@@ -38,15 +43,26 @@ def _call(layout, q, k, v, softmax_scale, flash, causal, deterministic, process_
     return out.transpose(1, 2) if heads_first else out
 
 
-def burst_attn_func(q, k, v, softmax_scale=None, flash="cuda", causal=False, optimize_bwd_comm=False,
-                    deterministic=False, process_group=None, double_group=(None, None)):
+def burst_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: Optional[float] = None,
+                    flash: Optional[str] = "cuda", causal: bool = False, optimize_bwd_comm: bool = False,
+                    deterministic: bool = False, process_group: Optional[Group] = None,
+                    double_group: Sequence[Any] = (None, None)) -> Tensor:
+    """Computes attention over the zigzag layout; see the module for arguments and shapes.
+
+    Returns out, like q. Raises as burst.attention does.
+    """
     return _call("zigzag", q, k, v, softmax_scale, flash, causal, deterministic, process_group,
                  double_group)
 
 
-def burst_attn_func_striped(q, k, v, softmax_scale=None, flash="cuda", causal=False,
-                            optimize_bwd_comm=False, deterministic=False, process_group=None,
-                            double_group=(None, None)):
+def burst_attn_func_striped(q: Tensor, k: Tensor, v: Tensor, softmax_scale: Optional[float] = None,
+                            flash: Optional[str] = "cuda", causal: bool = False, optimize_bwd_comm: bool = False,
+                            deterministic: bool = False, process_group: Optional[Group] = None,
+                            double_group: Sequence[Any] = (None, None)) -> Tensor:
+    """Computes attention over the striped layout; see the module for arguments and shapes.
+
+    Returns out, like q. Raises as burst.attention does.
+    """
     return _call("striped", q, k, v, softmax_scale, flash, causal, deterministic, process_group,
                  double_group)
 

@@ -1,10 +1,14 @@
 """Which tokens of a sequence are on which rank: shard, unshard, positions."""
 
+from typing import Any, Optional, Union
+
 import torch
+from torch import Tensor
 
 from . import _library
-from ._arguments import LAYOUTS, read_count, rows_of_documents
+from ._arguments import LAYOUTS, read_count, rows_of_documents, shown
 from ._ranks import process_group
+from ._types import Group
 
 
 def _rank_and_size(group):
@@ -16,15 +20,28 @@ def _rank_and_size(group):
 
 def _check_layout(layout):
     if layout not in LAYOUTS:
-        raise ValueError("layout: there is no %r, only %s" % (layout, ", ".join(map(repr, LAYOUTS))))
+        raise ValueError("layout: must be one of %s; got %s" % (", ".join(LAYOUTS), shown(layout)))
 
 
-def positions(seqlen, group=None, layout="zigzag", device=None, rank=None, **packed):
-    """Returns the positions of this rank's (or `rank`'s) tokens in a sequence of `seqlen` tokens.
+def positions(seqlen: int, group: Optional[Group] = None, layout: str = "zigzag",
+              device: Union[torch.device, str, None] = None, rank: Optional[int] = None,
+              **packed: Any) -> Tensor:
+    """Returns the positions of a rank's tokens in a sequence, as position embeddings take them.
 
-    The result is an increasing int64 tensor, as position embeddings take it. The layout "balanced"
-    depends on the attention: pass it the same documents or cu_seqlens, causal, window and ulysses_size
-    (with strategy="ulysses": the number of ranks).
+    Args:
+        seqlen (int): tokens of the whole sequence.
+        group (ProcessGroup or one-dimensional DeviceMesh): None: one rank, which has every token.
+        layout (str): "zigzag", "contiguous", "striped" or "balanced", as for burst.attention.
+        device (torch.device): the device of the result. Default: the CPU.
+        rank (int): default: this process's rank in the group.
+        packed: for "balanced", whose tokens depend on the attention: the attention's documents or
+            cu_seqlens, causal, window and ulysses_size (with strategy="ulysses": the number of ranks).
+
+    Returns:
+        Tensor: [tokens of the rank], int64, increasing.
+
+    Raises:
+        ValueError: an argument is wrong, or this process is not in the group.
     """
     _check_layout(layout)
     seqlen = read_count("seqlen", seqlen)
@@ -48,10 +65,22 @@ def _packed(layout, seqlen, documents=None, cu_seqlens=None, causal=True, window
     return documents, (causal, window, ulysses_size)
 
 
-def shard(x, dim=1, group=None, layout="zigzag", **packed):
-    """Returns this rank's part of x, a tensor of the whole sequence, along `dim`. Differentiable.
+def shard(x: Tensor, dim: int = 1, group: Optional[Group] = None, layout: str = "zigzag",
+          **packed: Any) -> Tensor:
+    """Returns this rank's part of a tensor of the whole sequence. Differentiable.
 
-    Tokens, labels and position ids are all cut in the same way. `packed`: see positions.
+    Tokens, labels and position ids are all cut in the same way.
+
+    Args:
+        x (Tensor): any shape whose dimension `dim` is the sequence's tokens. Equal on all ranks.
+        dim (int): the dimension to cut.
+        group, layout, packed: see positions.
+
+    Returns:
+        Tensor: like x with the rank's tokens only; x itself where group is None.
+
+    Raises:
+        ValueError: see positions.
     """
     if group is None:
         return x
@@ -89,11 +118,22 @@ class _Unshard(torch.autograd.Function):
         return total.index_select(ctx.dim, where), None, None, None, None
 
 
-def unshard(x, dim=1, group=None, layout="zigzag", **packed):
+def unshard(x: Tensor, dim: int = 1, group: Optional[Group] = None, layout: str = "zigzag",
+            **packed: Any) -> Tensor:
     """Returns the whole tensor on every rank, from every rank's part: the reverse of shard.
 
-    Collective over the group. Differentiable: the gradients of all ranks are added up. `packed`: see
-    positions.
+    Collective over the group. Differentiable: the gradients of all ranks are added up.
+
+    Args:
+        x (Tensor): this rank's part, as shard returns it.
+        dim (int): the dimension that was cut.
+        group, layout, packed: see positions.
+
+    Returns:
+        Tensor: like x with the tokens of all ranks, in the sequence's order.
+
+    Raises:
+        ValueError: a rank's number of tokens is not what the layout gives it.
     """
     _check_layout(layout)
     if group is None:

@@ -3,8 +3,10 @@ k_end, kind) of positions in the whole sequence."""
 
 import copy
 import json
+from typing import List, Sequence
 
 from . import _library
+from ._types import Slice, Slices
 
 KINDS = ("full", "causal", "inverse_causal", "band")  # burst_slice_kind
 
@@ -17,7 +19,7 @@ class Frozen:
 
     __slots__ = ("slices", "text")
 
-    def __init__(self, slices):
+    def __init__(self, slices: Slices) -> None:
         self.slices = copy.deepcopy(slices)
         self.text = json.dumps(self.slices, default=_listed)  # the one constant of a compiled graph
 
@@ -26,7 +28,7 @@ def _listed(value):
     return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
-def tree(prompt, answers):
+def tree(prompt: int, answers: Sequence[int]) -> List[Slice]:
     """Returns the slices of causal answers to one causal prompt, one after another.
 
     Each answer sees the prompt and itself.
@@ -34,11 +36,15 @@ def tree(prompt, answers):
     Args:
         prompt (int): tokens of the prompt.
         answers (list of int): tokens of each answer.
+
+    Raises:
+        ValueError: a number of tokens is negative, or the sequence has 2^31 tokens or more.
     """
     return _named("tree", prompt, [answer for answer in answers])
 
 
-def window_with_global_tokens(seqlen, window, global_tokens=(), causal=False):
+def window_with_global_tokens(seqlen: int, window: int, global_tokens: Sequence[int] = (),
+                              causal: bool = False) -> List[Slice]:
     """Returns the slices of a window with global tokens (Longformer).
 
     Args:
@@ -51,7 +57,7 @@ def window_with_global_tokens(seqlen, window, global_tokens=(), causal=False):
                   [token for token in global_tokens], causal)
 
 
-def blocks(seqlen, size, key_blocks, causal=False):
+def blocks(seqlen: int, size: int, key_blocks: Sequence[Sequence[int]], causal: bool = False) -> List[Slice]:
     """Returns the slices of a mask of blocks of `size` x `size` tokens.
 
     Args:

@@ -2,19 +2,33 @@
 
     from burst.ring_flash_attn import zigzag_ring_flash_attn_func
 
-ring_ functions have contiguous parts, zigzag_ring_ and stripe_ theirs; the _varlen_ ones cut every
-packed document in that way, and take cu_seqlens of this rank's parts. group None: all ranks.
-return_attn_probs: (out, lse, None).
+The ring_ functions take contiguous parts of a sequence, zigzag_ring_ and stripe_ those of their layouts. The
+_varlen_ functions take every packed document cut in that way.
 
-llama3_flash_attn_varlen_func and the adapters are not here; burst.attention with documents and
-burst.register do what they are for.
+q, k, v (Tensor): [batch, tokens of this rank, heads, head_dim]; _varlen_: [tokens, heads, head_dim].
+kv, qkv (Tensor): k and v, or all three, stacked in a new dimension before the heads.
+cu_seqlens (Tensor): [documents + 1]: where the parts of documents on this rank begin and end. max_seqlen is
+    taken and changes nothing.
+window_size (pair of int): flash_attn's (left, right), -1 for no limit.
+group (ProcessGroup or DeviceMesh): None: all ranks.
+return_attn_probs (bool): return (out, lse, None) instead of out.
+
+For the other arguments and the errors, see burst.attention. llama3_flash_attn_varlen_func and the adapters are
+not here; burst.attention with documents and burst.register do what they are for.
 """
+
+from typing import Callable, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
 
 from ._arguments import Refusal
 from ._attention import _attend, attention
+from ._types import Group, Numbers
 from .burst_attn import _world
 
-import torch
+_Result = Union[Tensor, Tuple[Tensor, Tensor, None]]
+_Functions = Tuple[Callable[..., _Result], ...]
 
 
 def _window(window_size, causal):
@@ -55,50 +69,67 @@ def _varlen(layout, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, windo
     return (out, lse, None) if return_attn_probs else out
 
 
-def _batch_functions(name, layout):
-    def function(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
-                 alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):
+def _batch_functions(name: str, layout: str) -> _Functions:
+    def function(q: Tensor, k: Tensor, v: Tensor,
+                 dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
+                 window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
+                 deterministic: bool = False, return_attn_probs: bool = False,
+                 group: Optional[Group] = None) -> _Result:
         return _batch(layout, q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                       deterministic, return_attn_probs, group)
 
-    def kvpacked(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
-                 alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):
+    def kvpacked(q: Tensor, kv: Tensor,
+                 dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
+                 window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
+                 deterministic: bool = False, return_attn_probs: bool = False,
+                 group: Optional[Group] = None) -> _Result:
         return _batch(layout, q, kv[:, :, 0], kv[:, :, 1], dropout_p, softmax_scale, causal,
                       window_size, alibi_slopes, deterministic, return_attn_probs, group)
 
-    def qkvpacked(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
-                  alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):
+    def qkvpacked(qkv: Tensor,
+                  dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
+                  window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
+                  deterministic: bool = False, return_attn_probs: bool = False,
+                  group: Optional[Group] = None) -> _Result:
         return _batch(layout, qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], dropout_p, softmax_scale,
                       causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)
 
-    return _named(name, function, kvpacked, qkvpacked)
+    return _named(name, layout, function, kvpacked, qkvpacked)
 
 
-def _varlen_functions(name, layout):
-    def function(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
-                 window_size=(-1, -1), alibi_slopes=None, deterministic=False, return_attn_probs=False,
-                 group=None):
+def _varlen_functions(name: str, layout: str) -> _Functions:
+    def function(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+                 dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
+                 window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
+                 deterministic: bool = False, return_attn_probs: bool = False,
+                 group: Optional[Group] = None) -> _Result:
         return _varlen(layout, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size,
                        alibi_slopes, deterministic, return_attn_probs, group)
 
-    def kvpacked(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
-                 window_size=(-1, -1), alibi_slopes=None, deterministic=False, return_attn_probs=False,
-                 group=None):
+    def kvpacked(q: Tensor, kv: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+                 dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
+                 window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
+                 deterministic: bool = False, return_attn_probs: bool = False,
+                 group: Optional[Group] = None) -> _Result:
         return _varlen(layout, q, kv[:, 0], kv[:, 1], cu_seqlens, dropout_p, softmax_scale, causal,
                        window_size, alibi_slopes, deterministic, return_attn_probs, group)
 
-    def qkvpacked(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
-                  window_size=(-1, -1), alibi_slopes=None, deterministic=False, return_attn_probs=False,
-                  group=None):
+    def qkvpacked(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+                  dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
+                  window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
+                  deterministic: bool = False, return_attn_probs: bool = False,
+                  group: Optional[Group] = None) -> _Result:
         return _varlen(layout, qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, dropout_p, softmax_scale,
                        causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)
 
-    return _named(name, function, kvpacked, qkvpacked)
+    return _named(name, layout, function, kvpacked, qkvpacked)
 
 
-def _named(name, *functions):
+def _named(name, layout, *functions):
     for function, infix in zip(functions, ("", "kvpacked_", "qkvpacked_")):
         function.__name__ = function.__qualname__ = name + "_" + infix + "func"
+        function.__doc__ = ("Computes attention over the layout %s, with ring-flash-attention's arguments; see the "
+                            "module.\n\nRaises as burst.attention does." % layout)
     return functions
 
 

@@ -200,7 +200,7 @@ def no_tensors(rank, group):
     """Other things than tensors, and other kinds of tensors, are errors by name on all ranks."""
     q, k, v = inputs(group)
     kinds = [("NoneType", lambda x: None), ("list", lambda x: x.tolist()),
-             ("a tensor of torch.sparse_coo", lambda x: x.to_sparse())]
+             ("one of torch.sparse_coo", lambda x: x.to_sparse())]
     if numpy is not None:
         kinds.append(("ndarray", lambda x: x.numpy()))
     if hasattr(torch, "nested") and hasattr(torch, "jagged"):
@@ -213,7 +213,7 @@ def no_tensors(rank, group):
             given = [change(x) if name in names and rank == 1 else x for name, x in zip("qkv", (q, k, v))]
             message = message_of(TypeError, lambda: burst.attention(*given, group=group))
             own = "" if rank == 1 else "rank 1: "
-            assert message.startswith("%s%s is a " % (own, names[0])) and text in message, message
+            assert message.startswith("%s%s: must " % (own, names[0])) and text in message, message
     burst.attention(q, k, v, group=group)
 
 

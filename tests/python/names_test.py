@@ -2,7 +2,10 @@
 add: compiled graphs, selective checkpointing, attention of transformers' models."""
 
 import functools
+import importlib
 import inspect
+import os
+import typing
 import unittest
 
 import torch
@@ -267,6 +270,29 @@ class NamesTest(unittest.TestCase):
         self.assertEqual(own, ["q", "kv"] + tail)
         own = list(inspect.signature(ring_flash_attn.zigzag_ring_flash_attn_varlen_func).parameters)
         self.assertEqual(own, ["q", "k", "v", "cu_seqlens", "max_seqlen"] + tail)
+
+    def test_annotations(self):
+        """Every public function has a docstring and says the types of its arguments and of its result."""
+        folder = os.path.dirname(burst.__file__)
+        self.assertTrue(os.path.exists(os.path.join(folder, "py.typed")))
+        names = sorted(name[:-3] for name in os.listdir(folder) if name.endswith(".py") and name[0] != "_")
+        modules = [burst] + [importlib.import_module("burst." + name) for name in names]
+        seen = 0
+        for module in modules:
+            for name, value in vars(module).items():
+                home = getattr(value, "__module__", None)  # where it is defined, not where it is used
+                if name[0] == "_" or not (home == module.__name__ or (module is burst and callable(value))):
+                    continue
+                functions = [value]
+                if inspect.isclass(value):
+                    functions = [method for key, method in inspect.getmembers(value, inspect.isfunction)
+                                 if key == "__init__" or key[0] != "_"]
+                for function in functions:
+                    place, seen = "%s.%s" % (module.__name__, name), seen + 1
+                    self.assertTrue(value.__doc__, place)
+                    parameters = set(inspect.signature(function).parameters) - {"self"}
+                    self.assertEqual(set(typing.get_type_hints(function)), parameters | {"return"}, place)
+        self.assertGreaterEqual(seen, 40)
 
     @unittest.skipUnless(hasattr(torch.library, "custom_op"), "operators need torch 2.4")
     def test_compiled(self):

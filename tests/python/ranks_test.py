@@ -38,30 +38,30 @@ def wrong_arguments(rank, group):
         message = message_of(error, lambda: burst.attention(q, k, v, group=group, **arguments))
         assert text in message, (text, message)
 
-    says("k has the shape [1, ", k=k[:, :-1])
-    says("v has the shape", v=torch.cat((v, v), 3))
-    says("k has the shape", k=k[..., :4])
-    says("v has 1 heads, k has 2", v=v[:, :, :1])
-    says("k has 2 heads, which do not divide q's 3", q=q[:, :, :3])
-    says("q is torch.float16 on cpu", q=q.half())
-    says("k is torch.float32, q is torch.float64", k=k.float())
-    says("q has the shape [1, ", q=q[..., 0, 0])
-    says("k is a list", error=TypeError, k=[1])
-    says("layout: there is no 'diagonal'", layout="diagonal")
-    says("strategy: there is no 'tp'", strategy="tp")
+    says("k: must have the batch, tokens and head_dim of q", k=k[:, :-1])
+    says("v: must have the batch, tokens", v=torch.cat((v, v), 3))
+    says("k: must have the batch, tokens", k=k[..., :4])
+    says("v: must have the 2 heads of k; got 1", v=v[:, :, :1])
+    says("k: must have a number of heads that divides q's 3; got 2", q=q[:, :, :3])
+    says("q: must be float32, float64 or, on GPUs, bfloat16 or float16; got torch.float16 on cpu", q=q.half())
+    says("k: must have q's dtype, torch.float64; got torch.float32", k=k.float())
+    says("q: must be [batch, tokens, heads, head_dim] or", q=q[..., 0, 0])
+    says("k: must be a torch.Tensor; got a list", error=TypeError, k=[1])
+    says("layout: must be one of zigzag, contiguous, striped, balanced; got 'diagonal'", layout="diagonal")
+    says("strategy: must be one of burst, ring, ulysses, burst+ulysses; got 'tp'", strategy="tp")
     says("window: must be an integer of at least 0; got -1", window=-1)
     says("window: must be an integer of at least 0; got 2.5", window=2.5)
     says("softmax_scale: must be positive and finite; got nan", softmax_scale=float("nan"))
-    says("ring_grad_dtype: there is no 'fp8'", ring_grad_dtype="fp8")
+    says("ring_grad_dtype: must be one of torch.float32, torch.bfloat16; got 'fp8'", ring_grad_dtype="fp8")
     says("ring_grad_dtype: bf16 is for bfloat16", ring_grad_dtype=torch.bfloat16)
-    says("backward: there is no", backward="forward")
+    says("backward: must be one of auto, burst, ring; got", backward="forward")
     says("seqlen is 25, the ranks have 24", seqlen=25)
-    says("cu_seqlens must begin with 0", cu_seqlens=[1, 24])
-    says("documents and cu_seqlens", cu_seqlens=[0, 24], documents=[0, 3])
+    says("cu_seqlens: must begin with 0", cu_seqlens=[1, 24])
+    says("documents: must not be given with cu_seqlens", cu_seqlens=[0, 24], documents=[0, 3])
     says("documents: starts must increase within [0, 24); got 24", documents=[0, 24])
     says("the 2 batch rows of documents, spans or slices", documents=[[0, 4], [0, 5]])
     says("the 2 batch rows of documents, spans or slices", spans=[[(0, 4)], [(0, 5)]])
-    says("are no pairs", spans=[1, 2, 3])
+    says("spans: must be pairs", spans=[1, 2, 3])
     says("must increase within [0, 24); got [3, 9) of row 0", spans=[(0, 4), (3, 9)])
     says("got [2, 6) of row 0, whose document ends at 4", documents=[0, 4], spans=[(2, 6)])
     for name, others in (("causal", {}), ("window", dict(causal=False, window=3)),
@@ -69,33 +69,33 @@ def wrong_arguments(rank, group):
                          ("documents", dict(causal=False, documents=[0]))):
         says(name + ": must be off with slices, which are the whole mask", slices=[(0, 4, 0, 4, "full")],
              **others)
-    says("slices: [(0, 4, 0, 4)] are no (q_begin", causal=False, slices=[(0, 4, 0, 4)])
+    says("a list of such tuples for each row; got [(0, 4, 0, 4)]", causal=False, slices=[(0, 4, 0, 4)])
     says("with a kind of full, causal, inverse_causal, band", causal=False,
          slices=[(0, 4, 0, 4, "half")])
-    says("are no (q_begin", causal=False, slices=[(0, 4, 0, 2**31, "full")])
+    says("slices: must be tuples (q_begin", causal=False, slices=[(0, 4, 0, 2**31, "full")])
     says("slices: must not be empty, with queries in [0, 24); got queries [0, 25) and keys", causal=False,
          slices=[(0, 25, 0, 4, "full")])
     says("slices: must have at least one row", causal=False, slices=[])
     says("the 2 batch rows of documents, spans or slices", causal=False, slices=[[], [(0, 4, 0, 4, "full")]])
     says("softcap: must be finite and at least 0; got -1", softcap=-1)
     says("softcap: must be finite and at least 0; got nan", softcap=float("nan"))
-    says("alibi_slopes: 3.0 are no numbers", alibi_slopes=3.0)
+    says("alibi_slopes: must be numbers, one for each head; got 3.0", alibi_slopes=3.0)
     says("alibi_slopes: must be finite; got inf", alibi_slopes=[0.5, 1.0, float("inf"), 2.0])
     says("alibi_slopes", alibi_slopes=torch.ones(3))
     says("dropout_p: must be in [0, 1); got 1", dropout_p=1)
-    says("dropout_seed: -3 is no integer", dropout_p=0.5, dropout_seed=-3)
-    says("dropout_seed: 'x' is no integer", dropout_p=0.5, dropout_seed="x")
-    says("sinks is a list", error=TypeError, sinks=[1.0, 2.0])
+    says("dropout_seed: must be an integer in [0, 2^63); got -3", dropout_p=0.5, dropout_seed=-3)
+    says("dropout_seed: must be an integer in [0, 2^63); got 'x'", dropout_p=0.5, dropout_seed="x")
+    says("sinks: must be a torch.Tensor; got a list", error=TypeError, sinks=[1.0, 2.0])
 
     def crossed(text, k=k, v=v, **arguments):
         message = message_of(ValueError, lambda: burst.cross_attention(q, k, v, group=group, **arguments))
         assert text in message, (text, message)
 
-    crossed("v has", v=torch.cat([v, v], 1))
-    crossed("batch and head_dim must be equal", k=k[..., :4], v=v[..., :4])
-    crossed("key_layout: there is no 'zagzig'", key_layout="zagzig")
-    says("sinks has the shape [3]", sinks=torch.zeros(3))
-    says("sinks is torch.int64", sinks=torch.zeros(q.shape[2], dtype=torch.int64))
+    crossed("v: must have", v=torch.cat([v, v], 1))
+    crossed("k: must have the batch and head_dim of q", k=k[..., :4], v=v[..., :4])
+    crossed("key_layout: must be one of None, zigzag, contiguous, striped, balanced; got 'zagzig'", key_layout="zagzig")
+    says("got the shape [3]", sinks=torch.zeros(3))
+    says("sinks: must be floating-point numbers on q's device, cpu; got torch.int64", sinks=torch.zeros(q.shape[2], dtype=torch.int64))
     if dist.get_world_size(group) > 1:
         says("the layout contiguous gives it", layout="contiguous", q=q[:, :-2 * rank or None],
              k=k[:, :-2 * rank or None], v=v[:, :-2 * rank or None])
@@ -134,7 +134,7 @@ def ranks_that_differ(rank, group):
     # An error of one rank is an error on all, with the rank's number.
     message = message_of(ValueError, lambda: burst.attention(
         q, k if rank != 1 else k.float(), v, group=group))
-    assert "k is torch.float32" in message and (rank == 1 or message.startswith("rank 1: ")), message
+    assert "k: must have q's dtype" in message and (rank == 1 or message.startswith("rank 1: ")), message
     message = message_of(ValueError, lambda: burst.attention(
         q.detach().requires_grad_(rank == 0), k, v, group=group))
     assert message.startswith("requires_grad"), message
@@ -160,7 +160,7 @@ def promised(rank, group):
     else:
         message = message_of(burst.RankLostError,
                              lambda: burst.attention(q, k, v, group=group, seqlen=24))
-        assert "rank 1 of 3 gave up: k is torch.float32, q is torch.float64" in message, message
+        assert "rank 1 of 3 gave up: k: must have q's dtype, torch.float64; got torch.float32" in message, message
 
 
 def lost(rank, group, how):

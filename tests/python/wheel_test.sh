@@ -20,8 +20,10 @@ export OMP_NUM_THREADS=1
 cd "$work"
 "$work/bin/python" -c '
 import burst
+import os
 import sys
 assert burst.__file__.startswith(sys.prefix), burst.__file__
+assert os.path.exists(os.path.join(os.path.dirname(burst.__file__), "py.typed"))
 print("burst", burst.__version__)'
 # What torchrun sets: that of torch 1.13 does not work with Python 3.11.
 export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
