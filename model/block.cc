@@ -87,7 +87,7 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation ro
     scope.Add("attention.sinks", {scope.config.heads}, 0, 0, false, by_heads, &sinks_);
   }
   if (!scope.config.qk_norm) return;
-  // A rank's heads give a part of the gradient.
+  // Each rank's heads contribute a part of the gradient.
   const ParameterSharding replicated = scope.parallel.Replicated();
   scope.Add("attention.q_norm.weight", {head_dim_}, 1, 0, false, replicated, &query_norm_);
   scope.Add("attention.k_norm.weight", {head_dim_}, 1, 0, false, replicated, &key_norm_);
@@ -147,7 +147,7 @@ Block::Block(const LayerScope& scope, int64_t layer) : layer_(layer) {
   scope.config.family == Family::kLlama ? MakeLlama(scope) : MakeGpt2(scope);
 }
 
-// Radford et al., 2019.
+// GPT-2's layer: Radford et al., 2019.
 void Block::MakeGpt2(const LayerScope& scope) {
   const ParameterSharding replicated = scope.parallel.ReplicatedInLayers();
   attention_norm_ = std::make_unique<LayerNormalization>(scope, "attention_norm", replicated);
@@ -156,7 +156,7 @@ void Block::MakeGpt2(const LayerScope& scope) {
   ffn_ = std::make_unique<GeluFeedForward>(scope);
 }
 
-// Touvron et al., arXiv 2302.13971.
+// Llama's layer: Touvron et al., arXiv 2302.13971.
 void Block::MakeLlama(const LayerScope& scope) {
   const ParameterSharding replicated = scope.parallel.ReplicatedInLayers();
   attention_norm_ = std::make_unique<RmsNormalization>(scope, "attention_norm", replicated);
@@ -177,7 +177,7 @@ Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
   });
   ReachOp(static_cast<int>(layer_), "feed-forward");
   return Residual(pass, h, FeedForwardSite(layer_), [&](const Variable& residual) {
-    const bool ends = residual.defined();  // the branch's result is the layer's
+    const bool ends = residual.defined();  // the branch's result is the layer's result
     return FeedForwardBranch(pass, h, residual, ends ? pass.tape.result_use() : ResultUse::kRead);
   });
 }

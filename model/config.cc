@@ -13,7 +13,7 @@
 namespace burst {
 namespace {
 
-// The fields, once: reading and writing JSON visit them in this order.
+// Visits every field. Reading and writing JSON use this order.
 template <typename Config, typename Visitor>
 void VisitFields(Config& config, Visitor visit) {
   visit("family", config.family);
@@ -54,10 +54,10 @@ void VisitScalingFields(Scaling& scaling, Visitor visit) {
 template <typename T>
 absl::Status Invalid(absl::string_view key, const T& value, absl::string_view valid) {
   return absl::InvalidArgumentError(
-      absl::StrCat("model ", key, " is ", value, "; it must be ", valid));
+      absl::StrCat("model ", key, ": must be ", valid, "; got ", value));
 }
 
-// Large enough for any model, small enough that two multiplied do not overflow.
+// The largest size: enough for any model, and two of them multiplied do not overflow.
 constexpr int64_t kMaxSize = int64_t{1} << 24;
 constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;  // tokens and positions are int32
 
@@ -76,7 +76,7 @@ ModelConfig Gpt2(int64_t layers, int64_t heads, int64_t width) {
   return config;
 }
 
-// GPT-2 as published, by depth.
+// The published GPT-2 of a depth.
 ModelConfig PublishedGpt2(int64_t layers, int64_t heads, int64_t width) {
   ModelConfig config = Gpt2(layers, heads, width);
   config.vocab = 50257;
@@ -117,7 +117,7 @@ const std::vector<std::pair<std::string, ModelConfig>>& Presets() {
   return *presets;
 }
 
-// Reads one field out of a JSON object and takes it away; the first error is kept.
+// Reads one field out of a JSON object and removes the field. It keeps the first error.
 struct FieldReader {
   nlohmann::json& object;
   absl::Status status;
@@ -159,7 +159,8 @@ struct FieldReader {
   }
   static absl::Status Read(const char* key, const nlohmann::json& value, RopeScaling::Kind& kind) {
     if (!value.is_string()) return Invalid(key, value.dump(), "a name");
-    BURST_ASSIGN_OR_RETURN(kind, ParseRopeScaling(value.get<std::string>()));
+    BURST_ASSIGN_OR_RETURN(
+        kind, ForSetting("rope_scaling kind", ParseRopeScaling(value.get<std::string>())));
     return absl::OkStatus();
   }
   static absl::Status Read(const char* key, const nlohmann::json& value, RopeScaling& scaling) {
@@ -207,7 +208,7 @@ constexpr EnumName<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
 const char* Name(Family family) { return family == Family::kLlama ? "llama" : "gpt2"; }
 
 absl::StatusOr<Recompute> ParseRecompute(absl::string_view name) {
-  return ParseName("recomputation", name, kRecomputes);
+  return ParseName(name, kRecomputes);
 }
 const char* Name(Recompute recompute) { return NameOf(recompute, kRecomputes); }
 

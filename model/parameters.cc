@@ -32,7 +32,7 @@ void ForEachSlice(const Parameter& parameter, int rank, const Tensor& full, cons
   }
 }
 
-// The order in the flat buffers: sharded parameters come first, then the replicated ones.
+// Returns the parameter's zone in the flat buffers: sharded parameters come before replicated ones.
 int Zone(const ParameterSharding& sharding) {
   if (sharding.ranks == 1 || !sharding.shards.empty()) return 0;
   return sharding.replicated_gradient ? 1 : 2;
@@ -106,11 +106,13 @@ void ParameterList::Add(std::string name, const Shape& full_shape, double init_m
   targets_.push_back(variable);
 }
 
-// One unit, unless gradients are divided while they come: then as EndUnit says.
+// Makes one unit, unless gradients are divided while they are computed. Then units end as EndUnit
+// says.
 void ParameterList::MakeUnits() {
-  // A piece begins where a GPU's vectorized loads can, whatever the unit.
+  // A piece begins where a GPU can make vectorized loads, in every unit.
   constexpr int64_t kAlign = 64;
-  // So does a parameter: one that is not made of whole vectors of 16 bytes comes behind the others.
+  // A parameter begins there, too. Parameters that are not whole vectors of 16 bytes come after the
+  // others.
   constexpr int64_t kVector = 8;
   std::vector<int> ends = {size()};
   if (sharding_.stage >= 2 && !unit_ends_.empty()) ends = unit_ends_;
@@ -178,7 +180,7 @@ void ParameterList::Allocate(DType dtype, DeviceType device, const StateSharding
 void ParameterList::Initialize(uint64_t seed) {
   for (int i = 0; i < size(); ++i) {
     const Parameter& parameter = parameters_[i];
-    // Drawn on the CPU, so that every device starts from the same bits.
+    // The CPU draws the values, so that every device starts from the same bits.
     const bool in_place = sharding_.stage == 0 && device_ == DeviceType::kCpu &&
                           parameter.shape == parameter.full_shape;
     const Tensor drawn =
@@ -325,7 +327,8 @@ std::vector<ShardRange> ParameterList::Ranges(int first, int last) const {
     }
     int64_t begin = parameter.offset;
     for (const ShardSlice& slice : sharding.shards[sharding.rank]) {
-      // Slices of rows are ranges. Slices of columns are interleaved: one range, the whole shard.
+      // Slices of rows are ranges. Slices of columns are interleaved, so there is one range, the
+      // whole shard.
       const bool rows = sharding.axis == 0;
       const int64_t numel =
           rows ? parameter.numel() / parameter.shape[0] * slice.length : parameter.numel();

@@ -19,13 +19,13 @@ constexpr EnumName<Kind> kKinds[] = {{Kind::kNone, "none"},
                                      {Kind::kLlama3, "llama3"},
                                      {Kind::kYarn, "yarn"}};
 
-// The share of a frequency that is kept: the rest is divided by the factor. 0 to 1.
+// Returns the share of a frequency, 0 to 1, that is kept. The rest is divided by the factor.
 double KeptByLlama3(const RopeScaling& scaling, double frequency) {
   const double turns = static_cast<double>(scaling.first_context) * frequency / kTurn;
   return std::clamp((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0);
 }
 
-// The channel that makes `turns` turns in first_context tokens; a fraction.
+// Returns the channel, a fraction, that makes `turns` turns in first_context tokens.
 double ChannelOfTurns(const RopeScaling& scaling, int64_t head_dim, double theta, double turns) {
   const double context = static_cast<double>(scaling.first_context);
   return static_cast<double>(head_dim) * std::log(context / (turns * kTurn)) /
@@ -45,16 +45,14 @@ double KeptByYarn(const RopeScaling& scaling, int64_t head_dim, double theta, in
 template <typename T>
 absl::Status Invalid(absl::string_view key, const T& value, absl::string_view valid) {
   return absl::InvalidArgumentError(
-      absl::StrCat("rope_scaling ", key, " is ", value, "; it must be ", valid));
+      absl::StrCat("rope_scaling ", key, ": must be ", valid, "; got ", value));
 }
 
 }  // namespace
 
 const char* Name(Kind kind) { return NameOf(kind, kKinds); }
 
-absl::StatusOr<Kind> ParseRopeScaling(absl::string_view name) {
-  return ParseName("rope scaling", name, kKinds);
-}
+absl::StatusOr<Kind> ParseRopeScaling(absl::string_view name) { return ParseName(name, kKinds); }
 
 absl::Status RopeScaling::Validate() const {
   constexpr double kMost = 1e6;

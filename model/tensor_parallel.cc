@@ -124,7 +124,8 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& sh
   const auto pending = std::make_shared<TokenExchange::Pending>();
   columns.pending = pending;
   columns.dx_done = [=, &tape] {
-    const Tensor dy = y.grad().Contiguous();  // of one GEMM only, so it may be reduced in place
+    // Only one GEMM reads dy, so it may be reduced in place.
+    const Tensor dy = y.grad().Contiguous();
     absl::Status status;
     if (!sequence_parallel_) {
       pending->result = dy;

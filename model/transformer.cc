@@ -13,13 +13,13 @@
 namespace burst {
 namespace {
 
-// Standard deviation of the embeddings' initial weights (and with them of a tied head): GPT-2's.
+// GPT-2's standard deviation of the initial weights of embeddings, and so of a tied head.
 constexpr double kEmbeddingStd = 0.02;
 
 absl::Status CheckComplete(const ModelConfig& config) {
   BURST_RETURN_IF_ERROR(config.Validate());
   if (config.vocab == 0) {
-    return absl::InvalidArgumentError("model vocab is 0; it must be the size of a vocabulary");
+    return absl::InvalidArgumentError("model vocab: must be the size of a vocabulary; got 0");
   }
   if (config.family == Family::kGpt2 && config.context == 0) {
     return absl::InvalidArgumentError(
@@ -110,8 +110,8 @@ void Transformer::SetExecution(const ExecutionPlan& plan) {
   runner_.SetPlan(plan, device(), config_.width * SizeOf(dtype()), channels * SizeOf(dtype()));
   if (!exact) return;
   BURST_CHECK(plan.exact.tokens >= 1 && parallel_.ranks() == 1);
-  // The gradient of the mean loss: a contribution of each chunk, two where the table of the
-  // embeddings is the head. Sums of elements up to 2^11 at least, by steps of 9e-13.
+  // Each chunk contributes to the gradient of the mean loss, twice where the embeddings' table is
+  // the head. Elements sum exactly up to 2^11 at least, in steps of 9e-13.
   parameters_.SumGradsExactly(
       ExactGrid::For(0x1p-40, 2 * (plan.exact.tokens / plan.exact.chunk + 1)));
 }
@@ -141,7 +141,7 @@ Variable Transformer::FinalNorm(const ForwardPass& pass, const Variable& stream)
                        });
 }
 
-// Token (and position) embeddings with their dropout.
+// Returns the token (and position) embeddings after dropout.
 Variable Transformer::Embed(const ForwardPass& pass, const Tensor& tokens,
                             const Tensor& positions) const {
   if (pass->chunks != nullptr) {
@@ -176,7 +176,7 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
   context->linear_precision = runner_.plan().linear_precision;
   context->dropout_rate = config_.dropout;
   context->dropout = dropout;
-  // A recomputation calls it later, on its own tape.
+  // A recomputation calls `attend` later, on its own tape.
   context->attend = [this, &attention, schedule, cache](const ForwardPass& of, int64_t layer,
                                                         const Variable& qkv, const Variable& sinks,
                                                         const HeadGroup& group) {
@@ -256,7 +256,7 @@ std::shared_ptr<const ChunkOptions> Transformer::Chunks(const SequenceBatch& bat
   return chunks;
 }
 
-// The grid is as fine as sums of 2^12 nats a token allow, on average.
+// The grid is as fine as sums of 2^12 nats a token on average allow.
 Variable Transformer::LossInChunks(Tape& tape, const Variable& x, const Tensor& targets,
                                    double loss_scale,
                                    const std::shared_ptr<const ChunkOptions>& chunks) const {
@@ -311,7 +311,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   }
   positions = positions.To(device());
   const CachedAttention attention = cache.AttentionOfNext(n);
-  const int64_t kept = cache.KeepsNext() ? n : 0;  // of the tokens, by this rank
+  const int64_t kept = cache.KeepsNext() ? n : 0;  // tokens that this rank keeps
   absl::Status status;
   Tape tape(/*recording=*/false);
   auto context = std::make_shared<PassContext>();

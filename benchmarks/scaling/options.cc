@@ -14,16 +14,12 @@ namespace {
 enum class MaskKind { kFull, kCausal };
 constexpr EnumName<MaskKind> kMasks[] = {{MaskKind::kFull, "full"}, {MaskKind::kCausal, "causal"}};
 const char* Name(MaskKind mask) { return NameOf(mask, kMasks); }
-absl::StatusOr<MaskKind> ParseMask(absl::string_view text) {
-  return ParseName("mask", text, kMasks);
-}
+absl::StatusOr<MaskKind> ParseMask(absl::string_view text) { return ParseName(text, kMasks); }
 
 enum class Tiles { kOn, kOff };
 constexpr EnumName<Tiles> kTiles[] = {{Tiles::kOn, "on"}, {Tiles::kOff, "off"}};
 const char* Name(Tiles tiles) { return NameOf(tiles, kTiles); }
-absl::StatusOr<Tiles> ParseTiles(absl::string_view text) {
-  return ParseName("choice", text, kTiles);
-}
+absl::StatusOr<Tiles> ParseTiles(absl::string_view text) { return ParseName(text, kTiles); }
 
 enum class DTypeChoice { kAuto, kFp32, kFp64, kBf16 };
 constexpr EnumName<DTypeChoice> kDTypes[] = {{DTypeChoice::kAuto, "auto"},
@@ -31,9 +27,7 @@ constexpr EnumName<DTypeChoice> kDTypes[] = {{DTypeChoice::kAuto, "auto"},
                                              {DTypeChoice::kFp64, "fp64"},
                                              {DTypeChoice::kBf16, "bf16"}};
 const char* Name(DTypeChoice dtype) { return NameOf(dtype, kDTypes); }
-absl::StatusOr<DTypeChoice> ParseDType(absl::string_view text) {
-  return ParseName("dtype", text, kDTypes);
-}
+absl::StatusOr<DTypeChoice> ParseDType(absl::string_view text) { return ParseName(text, kDTypes); }
 
 constexpr EnumName<Experiment> kExperiments[] = {{Experiment::kAttention, "attention"},
                                                  {Experiment::kError, "error"},
@@ -41,7 +35,7 @@ constexpr EnumName<Experiment> kExperiments[] = {{Experiment::kAttention, "atten
                                                  {Experiment::kGeneration, "generation"},
                                                  {Experiment::kTraining, "training"}};
 absl::StatusOr<Experiment> ParseExperiment(absl::string_view text) {
-  return ParseName("experiment", text, kExperiments);
+  return ParseName(text, kExperiments);
 }
 
 // The options as they are given.

@@ -8,7 +8,7 @@
 namespace burst {
 namespace {
 
-// Adds to those rows of a block.
+// Adds `addend` to the given rows of a block.
 void AddToRows(const Tensor& addend, const Tensor& block, int axis,
                const std::vector<BlockRows>& rows) {
   const Tensor sum = TakeRows(block, axis, rows);

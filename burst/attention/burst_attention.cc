@@ -28,12 +28,12 @@ absl::Status OfAnotherAttention() {
 }  // namespace
 
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name) {
-  return ParseName("backward", name, kBackwardDirections);
+  return ParseName(name, kBackwardDirections);
 }
 const char* Name(BackwardDirection direction) { return NameOf(direction, kBackwardDirections); }
 
 absl::StatusOr<RingGradDType> ParseRingGradDType(absl::string_view name) {
-  return ParseName("ring gradient dtype", name, kRingGradDTypes);
+  return ParseName(name, kRingGradDTypes);
 }
 const char* Name(RingGradDType dtype) { return NameOf(dtype, kRingGradDTypes); }
 

@@ -1,5 +1,5 @@
-// BurstAttention's backward. It reads like the paper: one side travels around the ring, with its
-// gradients behind it, and meets the side that stays.
+// BurstAttention's backward. It follows the paper: one side travels around the ring, followed by
+// its gradients, and meets the side that stays.
 #include <cstdint>
 #include <vector>
 
@@ -18,12 +18,12 @@ Tensor HeadsOf(const Tensor& tensor, int head_axis, const HeadRange& heads) {
   return tensor.Slice(head_axis, heads.begin, count);
 }
 
-// Some heads of [batch, seqlen, heads, head_dim].
+// Returns some heads of [batch, seqlen, heads, head_dim] as an operand.
 AttentionOperand OperandOf(const Tensor& tensor, const HeadRange& heads) {
   return Operand(HeadsOf(tensor, kHeadAxis, heads));
 }
 
-// Some heads of lse or delta, [batch, heads, seqlen]. The kernels read them contiguous.
+// Returns some heads of lse or delta, [batch, heads, seqlen], contiguous, as kernels read them.
 Tensor RowsOf(const Tensor& rows, const HeadRange& heads) {
   return HeadsOf(rows, kLseHeadAxis, heads).Contiguous();
 }
@@ -53,7 +53,7 @@ BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_
   return burst <= ring ? BackwardDirection::kBurst : BackwardDirection::kRing;
 }
 
-// delta = rowsum(dO * O) - dlse, once, so that O need not be sent.
+// Computes delta = rowsum(dO * O) - dlse once, so that O need not be sent.
 absl::StatusOr<Tensor> BurstAttention::DeltaAndSinkGradients(const Saved& saved, const Tensor& lse,
                                                              Tensor* dsinks) const {
   const Tensor& q = saved.q;

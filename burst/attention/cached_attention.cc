@@ -14,7 +14,7 @@ CachedAttention::CachedAttention(const std::vector<int32_t>& positions, bool has
                                  DeviceType device, Communicator* ranks)
     : softcap_(softcap), ranks_(ranks != nullptr && ranks->world_size() > 1 ? ranks : nullptr) {
   const int64_t older = static_cast<int64_t>(positions.size());
-  // This rank's keys at positions below `position`.
+  // Counts this rank's keys at positions below `position`.
   const auto keys_below = [&](int64_t position) {
     const auto found = std::lower_bound(positions.begin(), positions.end(), position);
     const int64_t newest = has_newest ? std::max<int64_t>(0, position - begin) : 0;
@@ -63,7 +63,7 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
     KernelsOf(q.device()).Forward(params);
     return out;
   }
-  // For each rank, its part's out and lse. Each begins where kernels store vectors.
+  // The buffer holds out and lse of each rank's part. Each begins where kernels can store vectors.
   constexpr int64_t kAlign = 32;
   const int64_t count = (rows * (head_dim + 1) + kAlign - 1) / kAlign * kAlign;
   const int64_t ranks = ranks_->world_size();

@@ -14,15 +14,16 @@
 namespace burst {
 namespace {
 
-constexpr int kPartAxis = 0, kTokenAxis = 2;  // of [K and V, batch, tokens, kv_heads, head_dim]
+// Axes of [K and V, batch, tokens, kv_heads, head_dim].
+constexpr int kPartAxis = 0, kTokenAxis = 2;
 
-// K and V of some tokens, one behind the other.
+// Returns the shape of K and V of some tokens, one after the other.
 Shape KeysShape(const Tensor& k, int64_t tokens) {
   return {2, k.dim(0), tokens, k.dim(2), k.dim(3)};
 }
 
-// Copies between the tokens of all ranks, each rank's in memory of its own behind that of the one
-// before, and those of the sequence in order.
+// The direction of a copy between the sequence's order of tokens and the ranks' order, where each
+// rank's tokens follow those of the rank before.
 enum class Direction { kToSequence, kToRanks };
 void Reorder(const TokenShard& shard, Direction direction, const Tensor& by_rank,
              const Tensor& in_order) {
@@ -48,7 +49,7 @@ void Reorder(const TokenShard& shard, Direction direction, const Tensor& by_rank
   CopyAll(copies);
 }
 
-// Elements of every rank's part.
+// Returns the number of elements in every rank's part.
 std::vector<int64_t> Counts(const TokenShard& shard, int64_t per_token) {
   std::vector<int64_t> counts;
   for (int rank = 0; rank < shard.num_groups(); ++rank) {
@@ -57,11 +58,11 @@ std::vector<int64_t> Counts(const TokenShard& shard, int64_t per_token) {
   return counts;
 }
 
-// A chunk of queries, and the keys that it sees. What it has of tensors whose axes are batch rows
-// and tokens, or rows, heads and tokens:
+// A chunk of queries, and the keys that it sees. Its functions return its part of tensors whose
+// axes are batch rows and tokens, or rows, heads and tokens:
 struct Call {
-  int64_t row, rows;      // of the batch
-  int64_t begin, length;  // of the queries
+  int64_t row, rows;      // rows of the batch
+  int64_t begin, length;  // range of the queries
   ExactSchedule::Keys keys;
   FlashAttentionShape shape;
 
@@ -98,7 +99,7 @@ void ForEachCall(const ExactSchedule& schedule, const ExactAttentionOptions& opt
   }
 }
 
-// delta of a call's queries (FlashDeltaParams), like their lse.
+// Returns delta of a call's queries (FlashDeltaParams), in the form of their lse.
 Tensor DeltaOf(const Call& call, const SequenceParallelAttention::Saved& saved, const Tensor& lse) {
   const Tensor dlse = saved.dlse.null() ? Tensor() : call.Statistics(saved.dlse).Contiguous();
   const Tensor delta = Tensor::EmptyLike(lse);

@@ -12,7 +12,7 @@
 namespace burst {
 namespace {
 
-// Documents as chunks see them: one starts where a chunk does in which a document starts.
+// Returns the documents in units of chunks. One starts at each chunk in which a document starts.
 DocumentStarts ChunksOf(DocumentStarts documents, int64_t chunk) {
   for (std::vector<int32_t>& starts : documents) {
     for (int32_t& start : starts) start /= static_cast<int32_t>(chunk);
@@ -67,7 +67,7 @@ ExactSchedule::ExactSchedule(TokenShard shard, int64_t chunk, const Mask& mask)
 
 KeyRanges ExactSchedule::RangesOf(int64_t row, int64_t index, DeviceType device) const {
   KeyRanges ranges = visible_.ranges(device);
-  ranges.most_queries = 0;  // it is of begins and ends that are counted from one key
+  ranges.most_queries = 0;  // that bound is for begins and ends that are counted from one key
   const int64_t first = (rows() == 1 ? 0 : row) * visible_.q_len + index * chunk_;
   ranges.begin += first;
   ranges.end += first;

@@ -16,7 +16,7 @@ namespace {
 
 using Saved = SequenceParallelAttention::Saved;
 
-// Forward for the tape: a failure is reported to the tape, and the results are zeros.
+// Runs Forward for the tape. It reports a failure to the tape, and the results are then zeros.
 void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention,
                    const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                    const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) {
@@ -28,8 +28,8 @@ void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention,
   if (lse != nullptr) *lse = Tensor::Zeros(LseShape(q), SumDType(q.dtype()), q.device());
 }
 
-// The values of the op's sinks, which Forward takes. A copy: a parameter's memory need not last
-// until Backward.
+// Returns a copy of the sinks' values for Forward, because a parameter's memory need not last until
+// Backward.
 Tensor ValuesOf(const AttentionSinks& sinks) {
   if (!sinks.logits.defined()) return Tensor();
   const Tensor& logits = sinks.logits.value();
@@ -37,7 +37,7 @@ Tensor ValuesOf(const AttentionSinks& sinks) {
   return logits.dtype() == dtype ? logits.Clone() : logits.To(dtype);
 }
 
-// Backward for the tape, which adds to the gradient of the sinks, too.
+// Runs Backward for the tape. It also adds to the gradient of the sinks.
 absl::Status BackwardOnTape(SequenceParallelAttention& attention, const AttentionSchedule& schedule,
                             const Saved& saved, const AttentionSinks& sinks, Tensor* dq, Tensor* dk,
                             Tensor* dv) {
@@ -73,13 +73,14 @@ std::pair<Tensor, Saved> TakeKept(KeptAttention* kept, int64_t num_heads, const 
   return {out, std::move(saved)};
 }
 
-// The number of q's tokens that belong to `part`: the strategy has a rank's tokens, or its group's.
+// Returns the number of q's tokens that belong to `part`. The strategy has the tokens of a rank or
+// of its group.
 int64_t TokensOf(const AttentionSchedule& part, const AttentionSchedule& all, const Tensor& q) {
   return q.dim(1) == all.shard().local_length() ? part.shard().local_length()
                                                 : part.shard().group_length();
 }
 
-// The first of two runs. Its result's end is copied, so that the rest is free.
+// Makes the first of two runs. It copies the end of the result, so that the rest is free.
 Tensor ForwardAndKeepEnd(Tape& tape, SequenceParallelAttention& attention,
                          const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                          const Tensor& v, KeptAttention* kept) {
@@ -92,7 +93,7 @@ Tensor ForwardAndKeepEnd(Tape& tape, SequenceParallelAttention& attention,
   return out;
 }
 
-// The second run: computes the begin of the result, and puts what was kept behind it.
+// Makes the second run. It computes the begin of the result, and appends the kept end.
 Tensor ForwardAgain(Tape& tape, SequenceParallelAttention& attention,
                     const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                     const Tensor& v, KeptAttention* kept, Saved* saved) {

@@ -21,7 +21,7 @@ constexpr EnumName<Strategy> kStrategies[] = {{Strategy::kSingle, "single"},
 }  // namespace
 
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
-  return ParseName("strategy", name, kStrategies);
+  return ParseName(name, kStrategies);
 }
 const char* Name(Strategy strategy) { return NameOf(strategy, kStrategies); }
 

@@ -22,8 +22,8 @@ bool HeadsDivide(int64_t num_heads, int64_t num_kv_heads, int64_t size) {
   return num_heads % size == 0 && (num_kv_heads % size == 0 || size % num_kv_heads == 0);
 }
 
-// Whether these tensors have all heads of this rank's tokens, and groups of `size` ranks can divide
-// the heads.
+// Checks that the tensors have all heads of this rank's tokens, and that groups of `size` ranks can
+// divide the heads.
 absl::Status CheckInputs(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                          const Tensor& v, int size) {
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
@@ -104,7 +104,7 @@ absl::Status UlyssesAttention::GatherHeads(const AttentionSchedule& schedule, co
 }
 
 // Exchanges q, k, v: this rank's tokens and all heads -> the group's tokens and this rank's heads.
-// Then attention over the ring, and the same exchange back, of out and lse.
+// Then attention runs over the ring, and out and lse take the same exchange back.
 absl::Status UlyssesAttention::Forward(const AttentionSchedule& schedule, const Tensor& q,
                                        const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
                                        Saved* saved) {
@@ -150,7 +150,7 @@ Tensor UlyssesAttention::OwnHeads(const Tensor& sinks) const {
   return sinks.Slice(0, group_->rank() * heads, heads);
 }
 
-// The largest scores of this rank's heads -> of all heads.
+// Gathers the largest scores of all heads from the ranks.
 absl::Status UlyssesAttention::GatherMaxLogits() {
   max_logits_ = Tensor();
   const Tensor& own = attention_->max_logits();
@@ -222,7 +222,7 @@ absl::Status UlyssesAttention::Backward(const AttentionSchedule& schedule, const
   BURST_RETURN_IF_ERROR(attention_->Backward(schedule, heads, &gradients[0], &gradients[1],
                                              &gradients[2],
                                              dsinks == nullptr ? nullptr : &own_dsinks));
-  if (dsinks != nullptr) {  // the group's other ranks have those of the other heads
+  if (dsinks != nullptr) {  // the group's other ranks have the gradients of the other heads
     *dsinks = Tensor::Zeros({1, num_heads}, sum_dtype, device);
     OwnHeads(dsinks->View({num_heads})).CopyFrom(own_dsinks.View({-1}));
   }

@@ -9,7 +9,7 @@
 namespace burst {
 namespace {
 
-// The function's run on one chunk: its own leaves and tape, kept for the backward.
+// A run of the function on one chunk, with its own leaves and tape. It is kept for the backward.
 struct ChunkRun {
   ChunkRun(const TokenChunk& of, bool recording, ResultUse use) : chunk(of), tape(recording, use) {}
 
@@ -31,7 +31,7 @@ void Check(const std::vector<Variable>& inputs, const ChunkOptions& options) {
   }
 }
 
-// visit(chunk), in order.
+// Calls visit(chunk) in order.
 template <typename Visit>
 void ForEachChunk(const ChunkOptions& options, const Visit& visit) {
   for (int64_t row = 0; row < options.batch; row += options.rows) {
@@ -57,7 +57,7 @@ std::unique_ptr<ChunkRun> Run(Tape& tape, const std::vector<Variable>& inputs,
 // The gradients of the inputs, which the backwards of the chunks fill.
 class InputGradients {
  public:
-  // A gradient that an input has already goes through the chunks, whose ops add to it.
+  // If an input already has a gradient, the chunks get it, and their ops add to it.
   explicit InputGradients(const std::vector<Variable>& inputs) : inputs_(inputs) {
     for (const Variable& x : inputs) {
       before_.push_back(x.requires_grad() && !x.grad().null() ? x.grad().Contiguous() : Tensor());
@@ -65,7 +65,7 @@ class InputGradients {
     }
   }
 
-  // The backward of a run, whose result has the gradient `grad`.
+  // Runs the backward of a run, whose result has the gradient `grad`.
   absl::Status Add(ChunkRun& run, const Tensor& grad) const {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!before_[i].null()) run.inputs[i].AddGrad(run.chunk.Of(before_[i]));
@@ -80,7 +80,7 @@ class InputGradients {
     return status;
   }
 
-  // To the inputs, once all have been added.
+  // Gives the gradients to the inputs, once all have been added.
   void Set() const {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!sums_[i].null()) inputs_[i].SetGrad(sums_[i]);
@@ -120,7 +120,7 @@ Variable InChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOp
     }
     if (tape.recording()) runs->push_back(std::move(run));
   });
-  // A rank without tokens takes part in the backward, too, for the sake of the others.
+  // A rank without tokens also takes part in the backward, because the others wait for it.
   const bool requires_grad =
       tape.recording() && (runs->empty() || std::any_of(runs->begin(), runs->end(), [](auto& run) {
                              return run->result.requires_grad();
@@ -131,7 +131,7 @@ Variable InChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOp
   tape.Record("chunks", {y}, [&tape, inputs, options, y, runs] {
     const Tensor dy = y.grad().Contiguous();
     const InputGradients gradients(inputs);
-    for (; !runs->empty(); runs->pop_back()) {  // each is gone after its backward
+    for (; !runs->empty(); runs->pop_back()) {  // each run is freed after its backward
       ChunkRun& run = *runs->back();
       const absl::Status status = gradients.Add(run, run.chunk.Of(dy).View(run.result.shape()));
       if (!status.ok()) return tape.Fail(status);

@@ -168,9 +168,9 @@ void Tape::RunBackward() {
 
 namespace {
 
-// The value of the function and whether it has a gradient. On a tape that records, the function's
-// own tape does, too: where an op saves something for its backward, it may use another kernel, with
-// other roundings. That tape ends here.
+// Returns the value of the function and whether it has a gradient. If the tape records, the
+// function's own tape records, too, and ends here. An op that saves something for its backward may
+// use another kernel, with other roundings.
 Variable FirstRun(Tape& tape, const TapeFunction& function, const Variable& x) {
   Tape first(tape.recording());
   first.Watch(tape.watcher());
@@ -179,7 +179,7 @@ Variable FirstRun(Tape& tape, const TapeFunction& function, const Variable& x) {
   return Variable(result.value(), result.requires_grad());
 }
 
-// The second run, and its backward: adds to the gradient of `input` and of the parameters.
+// Makes the second run and its backward. They add to the gradients of `input` and the parameters.
 absl::Status GradientsAgain(Tape& tape, const TapeFunction& function, const Variable& input,
                             Tensor output_grad) {
   const bool watched = tape.watcher() != nullptr;
@@ -197,7 +197,7 @@ Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction functio
   if (!y.requires_grad()) return y;
 
   tape.Record("recompute", {y}, [&tape, x, y, function = std::move(function)] {
-    // Its gradient is what this node contributes to that of x.
+    // The gradient of `input` is this node's contribution to the gradient of x.
     const Variable input(x.value(), x.requires_grad());
     const absl::Status status = GradientsAgain(tape, function, input, y.TakeGrad());
     if (!status.ok()) return tape.Fail(status);
@@ -213,7 +213,8 @@ Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFun
       << "chunks of " << chunk << " rows of " << ToString(x.shape());
   if (result_width == -1) result_width = width;
   const int64_t rows = x.value().numel() / width;
-  // visit(part), for every chunk; part(tensor): its rows of a tensor like x or y.
+  // Calls visit(part) for every chunk. part(tensor) returns the chunk's rows of a tensor like x or
+  // y.
   const auto for_each_chunk = [=](const auto& visit) {
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       visit([=, size = std::min(chunk, rows - begin)](const Tensor& all) {
@@ -238,7 +239,7 @@ Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFun
 
   tape.Record("recompute_chunks", {y}, [&tape, x, y, for_each_chunk, function] {
     const Tensor dy = y.grad().Contiguous();
-    // Assigned, unless x has a gradient already.
+    // The gradient is assigned, unless x already has one.
     const bool adds = x.requires_grad() && !x.grad().null();
     const Tensor dx = !x.requires_grad() ? Tensor()
                       : adds             ? x.MutableGrad()

@@ -3,7 +3,7 @@
 //
 //   constexpr EnumName<Color> kColors[] = {{Color::kRed, "red"}, {Color::kBlue, "blue"}};
 //   NameOf(Color::kBlue, kColors)        // "blue"
-//   ParseName("color", "blue", kColors)  // Color::kBlue
+//   ParseName("blue", kColors)           // Color::kBlue
 #pragma once
 
 #include <cstddef>
@@ -30,16 +30,23 @@ const char* NameOf(Enum value, const EnumName<Enum> (&table)[n]) {
   return "?";
 }
 
-// InvalidArgument "unknown color 'green': use red or blue" for a name that the table lacks.
+// Returns InvalidArgument "must be one of red, blue; got 'green'" for a name that the table lacks.
+// The caller puts the setting's name before it: an option does, and ForSetting.
 template <typename Enum, size_t n>
-absl::StatusOr<Enum> ParseName(absl::string_view what, absl::string_view name,
-                               const EnumName<Enum> (&table)[n]) {
+absl::StatusOr<Enum> ParseName(absl::string_view name, const EnumName<Enum> (&table)[n]) {
   std::string names;
   for (size_t i = 0; i < n; ++i) {
     if (name == table[i].name) return table[i].value;
-    absl::StrAppend(&names, i == 0 ? "" : i + 1 == n ? " or " : ", ", table[i].name);
+    absl::StrAppend(&names, i == 0 ? "" : ", ", table[i].name);
   }
-  return absl::InvalidArgumentError(absl::StrCat("unknown ", what, " '", name, "': use ", names));
+  return absl::InvalidArgumentError(absl::StrCat("must be one of ", names, "; got '", name, "'"));
+}
+
+// Puts "SETTING: " before the error of a parse.
+template <typename Enum>
+absl::StatusOr<Enum> ForSetting(absl::string_view setting, absl::StatusOr<Enum> parsed) {
+  if (parsed.ok()) return parsed;
+  return absl::InvalidArgumentError(absl::StrCat(setting, ": ", parsed.status().message()));
 }
 
 }  // namespace burst

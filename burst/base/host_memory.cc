@@ -19,7 +19,8 @@
 namespace burst {
 namespace {
 
-// The number after a word of a file, such as "MemAvailable: 123"; an empty word: its first one.
+// Returns the number after a word in a file, such as "MemAvailable: 123". With an empty word it
+// returns the file's first number.
 std::optional<int64_t> NumberIn(const std::string& path, const std::string& word) {
   std::ifstream file(path);
   std::string next;
@@ -27,7 +28,7 @@ std::optional<int64_t> NumberIn(const std::string& path, const std::string& word
   }
   int64_t number = 0;
   if (file >> number) return number;
-  return std::nullopt;  // "max", too
+  return std::nullopt;  // also for "max"
 }
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
@@ -64,7 +65,8 @@ int64_t FreeHostMemory(const std::string& root) {
   constexpr int64_t kKiB = 1024;
   const std::optional<int64_t> available = NumberIn(root + "proc/meminfo", "MemAvailable:");
   int64_t free = available.has_value() ? kKiB * *available : kNoLimit;
-  // This process's groups, "0::/user.slice/job" and "4:memory:/job", and those that they are in.
+  // The loop visits this process's groups, "0::/user.slice/job" and "4:memory:/job", and their
+  // parents.
   std::ifstream groups(root + "proc/self/cgroup");
   std::string line;
   while (std::getline(groups, line)) {
@@ -88,7 +90,7 @@ int64_t FreeHostMemory(const std::string& root) {
 void OutOfMemory(const char* message) {
   if (ScopedFatalErrors::active()) throw FatalError(message, /*out_of_memory=*/true);
   static std::atomic<bool> ending{false};
-  while (ending.exchange(true)) pause();  // another thread's sentence is the one
+  while (ending.exchange(true)) pause();  // another thread prints its sentence
   std::fflush(stdout);
   std::fprintf(stderr, "error: %s\n", message);
   std::fflush(stderr);

@@ -12,15 +12,15 @@
 namespace burst {
 namespace {
 
-// Adds a member whose key is new; null where the object has that key already.
+// Adds a member. Returns null if the object already has the key.
 nlohmann::json* AddMember(nlohmann::json::object_t& object, std::string& key,
                           std::vector<std::set<std::string>>*) {
   const auto [member, added] = object.try_emplace(std::move(key));
   return added ? &member->second : nullptr;
 }
 
-// An ordered object is a row of members, whose own insertion looks at every one of them. `keys`:
-// those of the objects that are open.
+// Adds a member to an ordered object, whose own insertion would compare all members. `keys` has the
+// keys of the open objects.
 nlohmann::ordered_json* AddMember(nlohmann::ordered_json::object_t& object, std::string& key,
                                   std::vector<std::set<std::string>>* keys) {
   if (!keys->back().insert(key).second) return nullptr;
@@ -28,8 +28,8 @@ nlohmann::ordered_json* AddMember(nlohmann::ordered_json::object_t& object, std:
   return &object.back().second;
 }
 
-// Builds the value that the parser reads. nlohmann's own handler with a callback walks over all
-// members of an object whenever one of them ends.
+// Builds the value that the parser reads. nlohmann's own handler with a callback visits all members
+// of an object whenever one of them ends.
 template <typename Json>
 class Builder {
  public:
@@ -44,7 +44,7 @@ class Builder {
     const int64_t bytes = Bytes(value);
     return Takes(bytes) && Add(std::move(value)) != nullptr;
   }
-  bool binary(typename Json::binary_t&) { return false; }  // JSON as text has none
+  bool binary(typename Json::binary_t&) { return false; }  // JSON text has no binary values
 
   bool start_object(size_t) { return Open(Json::value_t::object); }
   bool start_array(size_t) { return Open(Json::value_t::array); }
@@ -52,7 +52,7 @@ class Builder {
   bool end_array() { return Close(); }
 
   bool key(std::string& key) {
-    constexpr int64_t kNode = 96;  // a tree's, with its links and an empty string
+    constexpr int64_t kNode = 96;  // bytes of a tree's node with its links and an empty string
     if (!Takes(kNode + Bytes(key))) return false;
     const std::string name = key;
     member_ = AddMember(*open_.back()->template get_ptr<typename Json::object_t*>(), key, &keys_);
@@ -75,7 +75,7 @@ class Builder {
     return false;
   }
 
-  // The string's bytes on the heap.
+  // Returns the string's bytes on the heap.
   static int64_t Bytes(const std::string& text) {
     constexpr size_t kInPlace = 15;
     const size_t bytes = text.size() > kInPlace ? text.size() + 16 : 0;
@@ -91,7 +91,7 @@ class Builder {
   // Returns the new value's place in the open array or object, or null if there is no room for it.
   template <typename Value>
   Json* Add(Value&& value) {
-    constexpr int64_t kElement = 2 * sizeof(Json);  // an array that grows has up to twice its size
+    constexpr int64_t kElement = 2 * sizeof(Json);  // a growing array has up to twice its size
     constexpr int64_t kOnHeap = 48;                 // a string, an array or an object
     const bool on_heap = std::is_same_v<std::decay_t<Value>, std::string> ||
                          std::is_same_v<std::decay_t<Value>, typename Json::value_t>;
@@ -127,9 +127,9 @@ class Builder {
 
   Json root_;
   std::vector<Json*> open_;  // arrays and objects; one grows only while it is the last of them
-  std::vector<std::set<std::string>> keys_;  // of each
-  Json* member_ = nullptr;                   // whose key was read
-  int64_t bytes_ = 0;                        // estimated
+  std::vector<std::set<std::string>> keys_;  // the keys of each
+  Json* member_ = nullptr;                   // the member whose key was read
+  int64_t bytes_ = 0;                        // estimated bytes
   std::string error_;
 };
 

@@ -77,7 +77,7 @@ class ThreadPool {
     threads_.clear();
   }
 
-  // The worker's part of the job; the first exception of any worker is kept.
+  // Performs the worker's part of the job. The pool keeps the first exception of any worker.
   void Perform(int index) noexcept {
     try {
       (*job_)(index);
@@ -127,7 +127,7 @@ namespace {
 
 thread_local ThreadPool* current_pool = nullptr;
 
-// While it lives, parallel loops of this thread run inline.
+// While this object lives, parallel loops of this thread run inline.
 class ScopedInline {
  public:
   ScopedInline() : outer_(std::exchange(current_pool, nullptr)) {}
@@ -137,7 +137,7 @@ class ScopedInline {
   ThreadPool* const outer_;
 };
 
-// Runs job on the current pool, with nested parallel loops inline.
+// Runs the job on the pool, with nested parallel loops inline.
 void RunOnPool(ThreadPool* pool, const std::function<void(int)>& job) {
   pool->Run([&](int worker) {
     const ScopedInline nested;

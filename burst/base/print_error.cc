@@ -5,7 +5,8 @@
 namespace burst {
 namespace {
 
-// The bytes of the character that begins the text; 0: it is not UTF-8, or controls a terminal.
+// Returns the bytes of the character that begins the text, or 0 if it is not UTF-8 or controls a
+// terminal.
 size_t ShownBytes(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);

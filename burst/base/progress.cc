@@ -6,7 +6,7 @@
 namespace burst {
 namespace {
 
-// The ranks of this process, and what those that have ended had counted.
+// The ranks of this process, and the counts of ranks that have ended.
 struct Ranks {
   std::mutex mutex;
   std::vector<const RankProgress*> live;
@@ -49,7 +49,7 @@ void RankProgress::Wait(const char* what, const char* channel, int peer, int64_t
   Event();
 }
 
-// Under the lock, so that nobody reads the marks of the earlier device. Their count is kept.
+// Takes the lock, so that nobody reads the marks of the earlier device. Their count is kept.
 void RankProgress::set_device(DeviceMarks* device) {
   Ranks& ranks = AllRanks();
   std::lock_guard<std::mutex> lock(ranks.mutex);

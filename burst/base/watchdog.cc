@@ -16,14 +16,15 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Between two looks.
+// Bounds of the time between two checks.
 constexpr milliseconds kShortest{20}, kLongest{1000};
-// A launcher ends all processes when the first one ends: time for the others to report.
+// Bounds of the time in which the other processes report. A launcher ends all processes when the
+// first one ends.
 constexpr milliseconds kLeastGrace{1000}, kMostGrace{10000};
 
 constexpr int64_t kNever = INT64_MAX;
-std::atomic<int64_t> idle_ms{0};            // of this process
-std::atomic<int64_t> elsewhere_ms{kNever};  // the least that was told since the last look
+std::atomic<int64_t> idle_ms{0};            // idle time of this process
+std::atomic<int64_t> elsewhere_ms{kNever};  // the least that others told since the last check
 std::atomic<bool> reported{false};
 
 std::mutex ask_mutex;
@@ -58,7 +59,7 @@ void Watchdog::Watch() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!changed_.wait_for(lock, interval, [this] { return done_; })) {
     const auto now = steady_clock::now();
-    // Beyond that this process was not running, and its ranks neither.
+    // If more time has passed, this process and its ranks were not running.
     const milliseconds passed = std::min(duration_cast<milliseconds>(now - last), 4 * interval);
     last = now;
     const uint64_t count = CountProgress();

@@ -1,4 +1,4 @@
-// Attention of burst.h.
+// Implements the attention functions of burst.h.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/attention/check_tensors.h"
 #include "burst/attention/strategy.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 #include "burst/c/objects.h"
 #include "burst/device/capture.h"
@@ -21,16 +22,20 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   BURST_RETURN_IF_ERROR(CheckNotFinished(comm.get()));
   burst_attention_options given = {};
   BURST_RETURN_IF_ERROR(CopyStruct("burst_attention_options", callers, &given));
-  BURST_ASSIGN_OR_RETURN(const Strategy strategy, ParseStrategy(Or(given.strategy, "burst")));
+  BURST_ASSIGN_OR_RETURN(const Strategy strategy,
+                         ForSetting("strategy", ParseStrategy(Or(given.strategy, "burst"))));
   if (IsTensorParallel(strategy)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "strategy: ", Name(strategy), " is a matter of a model's layers, not of attention"));
   }
   BurstAttentionOptions options;
-  BURST_ASSIGN_OR_RETURN(options.layout, ParseLayout(Or(given.layout, "zigzag")));
-  BURST_ASSIGN_OR_RETURN(options.backward, ParseBackwardDirection(Or(given.backward, "auto")));
-  BURST_ASSIGN_OR_RETURN(options.ring_grad_dtype,
-                         ParseRingGradDType(Or(given.ring_grad_dtype, "fp32")));
+  BURST_ASSIGN_OR_RETURN(options.layout,
+                         ForSetting("layout", ParseLayout(Or(given.layout, "zigzag"))));
+  BURST_ASSIGN_OR_RETURN(
+      options.backward, ForSetting("backward", ParseBackwardDirection(Or(given.backward, "auto"))));
+  BURST_ASSIGN_OR_RETURN(
+      options.ring_grad_dtype,
+      ForSetting("ring_grad_dtype", ParseRingGradDType(Or(given.ring_grad_dtype, "fp32"))));
   options.softmax_scale = given.softmax_scale;
   options.deterministic = given.deterministic != 0;
   options.ranks_per_node = given.ranks_per_node;
@@ -64,8 +69,8 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   return attention;
 }
 
-// A view of the caller's tensor. Strides that are never used, of dimensions of one or of a tensor
-// without elements, become those of a contiguous tensor.
+// Returns a view of the caller's tensor. Unused strides, of dimensions of one or of an empty
+// tensor, become those of a contiguous tensor.
 absl::StatusOr<Tensor> View(const char* name, const burst_tensor* tensor, int dims,
                             DeviceType device) {
   if (tensor == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
@@ -115,7 +120,7 @@ absl::StatusOr<Tensor> View(const char* name, const burst_tensor* tensor, int di
 }
 
 // Runs call() -> absl::Status, a collective. Once something was sent, the other ranks cannot go on
-// without this one, and must learn of its error.
+// without this one. So they get its error.
 template <typename Call>
 absl::Status Collective(const Attention& attention, Call&& call) {
   Communicator* const ranks =
@@ -137,7 +142,7 @@ absl::Status Collective(const Attention& attention, Call&& call) {
   }
 }
 
-// Named views of the arguments of a call; the first error is kept.
+// Named views of a call's arguments. It keeps the first error.
 class Views {
  public:
   explicit Views(DeviceType device) : device_(device) {}

@@ -1,4 +1,4 @@
-// Ranks of burst.h: the unique id, and the connections that it leads to.
+// Implements the ranks of burst.h: the unique id, and the connections that it leads to.
 #include <sys/random.h>
 
 #include <chrono>
@@ -26,7 +26,7 @@ namespace {
 struct Place {
   char magic[8];
   char token[33];    // hexadecimal
-  char folder[80];   // where the ranks of one host meet; empty: by TCP
+  char folder[80];   // where the ranks of one host meet; empty for TCP
   char address[64];  // numeric
   uint16_t several_hosts;
   uint16_t port;
@@ -58,7 +58,8 @@ absl::StatusOr<RendezvousOptions> OptionsOf(const Place& place) {
   return options;
 }
 
-// In the folder of this user if it may be used and no address is given, else on `host`.
+// Listens in this user's folder if it may be used and no address is given. Otherwise it listens on
+// `host`.
 absl::StatusOr<Listener> ListenFor(const char* address, const std::string& host, Place* place) {
   if (address == nullptr) {
     const std::string folder = SocketFolder::Default(std::getenv);
@@ -180,8 +181,8 @@ absl::Status AllGather(const Comm& comm, const char* mine, int64_t bytes, char* 
 
 }  // namespace
 
-// Strategies hold groups that were split from the communicator, and with them its connections:
-// only once all are gone do the other ranks learn that this one has finished.
+// Closes the communicator and its groups. Strategies hold groups that share its connections. The
+// other ranks learn that this one has finished only when all are gone.
 void Comm::Finish() {
   const Use use(context.get());
   finished = true;

@@ -14,10 +14,10 @@ namespace burst {
 namespace c {
 namespace {
 
-// The message has a fixed size: reporting that memory ran out must not need any.
+// The message has a fixed size, because reporting that memory ran out must not need memory.
 constexpr size_t kMessageBytes = 2048;
 thread_local char last_error[kMessageBytes];
-std::atomic<pthread_t> without_memory{};  // the thread that ReportNoMemory was called on last
+std::atomic<pthread_t> without_memory{};  // the thread of the last ReportNoMemory
 
 absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options& callers) {
   burst_context_options options = {};
@@ -25,7 +25,7 @@ absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options
   if ((options.allocate == nullptr) != (options.release == nullptr)) {
     return absl::InvalidArgumentError("allocate and release: both or none");
   }
-  // A forked process leaves its parent's alone.
+  // A forked process does not destroy its parent's context.
   std::shared_ptr<Context> context(new Context, [](Context* made) {
     if (getpid() == made->process) delete made;
   });

@@ -45,7 +45,8 @@ pid_t GetCachedTID() {
 ABSL_NAMESPACE_END
 }  // namespace absl
 
-// For libstdc++'s random_device, which nothing here uses: glibc has it from 2.36 on only.
+// This function is for libstdc++'s random_device, which nothing here uses. glibc has it from 2.36
+// on only.
 extern "C" __attribute__((visibility("hidden"))) uint32_t arc4random() {
   uint32_t number = 0;
   (void)!getrandom(&number, sizeof(number), 0);

@@ -1,9 +1,10 @@
-// Masks and schedules of burst.h.
+// Implements the masks and schedules of burst.h.
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 #include "burst/c/objects.h"
 #include "burst/kernels/scores.h"
@@ -15,7 +16,7 @@ namespace burst {
 namespace c {
 namespace {
 
-// Rows of lists that follow one another, as vectors.
+// Copies lists that follow one another into vectors.
 template <typename T>
 std::vector<std::vector<T>> Rows(int64_t rows, const int64_t* counts, const T* next) {
   std::vector<std::vector<T>> lists;
@@ -57,7 +58,7 @@ absl::StatusOr<MaskSlices> SlicesOf(int64_t rows, const int64_t* counts, const b
   return slices;
 }
 
-// Null: full.
+// Reads a mask. A null pointer means the full mask.
 absl::StatusOr<Mask> MaskOf(const burst_mask* callers) {
   if (callers == nullptr) return Mask::Full();
   burst_mask given = {};
@@ -90,7 +91,8 @@ absl::StatusOr<Sequences> SequencesOf(const burst_sequences& callers, int ranks)
   sequences.keys.emplace();
   sequences.keys->seqlen = given.key_seqlen;
   if (given.key_layout != nullptr) {
-    BURST_ASSIGN_OR_RETURN(sequences.keys->layout, ParseLayout(given.key_layout));
+    BURST_ASSIGN_OR_RETURN(sequences.keys->layout,
+                           ForSetting("key_layout", ParseLayout(given.key_layout)));
   }
   return sequences;
 }
@@ -185,8 +187,9 @@ void burst_schedule_destroy(burst_schedule* schedule) {
 burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int32_t size,
                            int64_t* length, int32_t* positions) {
   return Guard([&]() -> absl::Status {
-    BURST_ASSIGN_OR_RETURN(const burst::Layout spread,
-                           burst::ParseLayout(burst::c::Or(layout, "zigzag")));
+    BURST_ASSIGN_OR_RETURN(
+        const burst::Layout spread,
+        burst::ForSetting("layout", burst::ParseLayout(burst::c::Or(layout, "zigzag"))));
     if (seqlen < 0 || seqlen > INT32_MAX || size < 1 || rank < 0 || rank >= size) {
       return absl::InvalidArgumentError(
           absl::StrCat("seqlen ", seqlen, ", rank ", rank, " of ", size));

@@ -14,7 +14,7 @@ std::vector<std::string> OptionsOf(const TraitText& trait) {
   return absl::StrSplit(trait.options, ' ');
 }
 
-// The option of `trait` that the user gave; if none is given, the first one.
+// Returns the option of `trait` that the user gave, or else the first one.
 std::string NameOf(const OptionTable& given, const TraitText& trait) {
   const std::vector<std::string> names = OptionsOf(trait);
   for (const std::string& name : names) {
@@ -23,7 +23,7 @@ std::string NameOf(const OptionTable& given, const TraitText& trait) {
   return names.front();
 }
 
-// "with --tp=2", "without --exact", "on the CPU".
+// Returns a phrase such as "with --tp=2", "without --exact" or "on the CPU".
 std::string Phrase(const OptionTable& given, const TraitText& trait) {
   if (!absl::StartsWith(trait.text, "--")) return trait.text;
   const std::string name = NameOf(given, trait);
@@ -33,7 +33,8 @@ std::string Phrase(const OptionTable& given, const TraitText& trait) {
   return absl::StrCat("with --", name, is_flag ? "" : "=", is_flag ? "" : value);
 }
 
-// The values of an option with which a side holds: "2 or 3" of "--zero=2 or 3". Empty: all of them.
+// Returns the values of an option with which a side holds: "2 or 3" of "--zero=2 or 3". An empty
+// text means all values.
 absl::string_view ValuesIn(absl::string_view text, absl::string_view name) {
   const std::string option = absl::StrCat("--", name);
   const size_t begin = text.find(option);
@@ -44,14 +45,15 @@ absl::string_view ValuesIn(absl::string_view text, absl::string_view name) {
   return text;
 }
 
-// "Not with --exact." or, for a side that holds for some values alone, "2 or 3: not with --exact."
+// Returns "Not with --exact.", or "2 or 3: not with --exact." for a side that holds for some values
+// alone.
 std::string HelpSentence(const TraitText& own, const std::string& name, const TraitText& other) {
   const absl::string_view values = ValuesIn(own.text, name);
   return absl::StrCat(values.empty() ? "Not " : absl::StrCat(values, ": not "),
                       absl::StartsWith(other.text, "--") ? "with " : "", other.text, ".");
 }
 
-// Code spans around the options of a text: "`--zero=2` or 3".
+// Puts code spans around the options of a text: "`--zero=2` or 3".
 std::string Marked(absl::string_view text) {
   std::string marked;
   for (absl::string_view word : absl::StrSplit(text, ' ')) {

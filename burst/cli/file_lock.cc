@@ -21,7 +21,7 @@
 namespace burst {
 namespace {
 
-constexpr size_t kMaxHolder = 400;  // bytes that are told of a holder
+constexpr size_t kMaxHolder = 400;  // the most bytes of a holder's name
 
 absl::Status CannotLock(const std::string& path, int error) {
   const std::string message = absl::StrCat("cannot lock ", path, ": ", strerror(error));
@@ -31,7 +31,7 @@ absl::Status CannotLock(const std::string& path, int error) {
   return absl::FailedPreconditionError(message);
 }
 
-// One line that can be printed, whatever the bytes are.
+// Returns one line that can be printed, for any bytes.
 std::string Printable(std::string text) {
   text.resize(std::min(text.size(), kMaxHolder));
   for (char& c : text) {
@@ -61,7 +61,7 @@ FileLock::~FileLock() {
   if (fd_ < 0) return;
   const bool unnamed = ftruncate(fd_, 0) == 0;
   static_cast<void>(unnamed);
-  flock(fd_, LOCK_UN);  // not only close: a child that this process forked shares the lock
+  flock(fd_, LOCK_UN);  // close is not enough: a forked child shares the lock
   close(fd_);
 }
 
@@ -73,7 +73,7 @@ absl::StatusOr<bool> FileLock::Lock() {
   if (error == EWOULDBLOCK) return false;
   if (error != 0) return CannotLock(path_, error);
   const std::string holder = ThisProcess() + "\n";
-  // The name is for the others. A full disk may keep it from them; the lock holds all the same.
+  // The name is for the others. On a full disk they may not get it, but the lock holds.
   const bool named = ftruncate(fd_, 0) == 0 && pwrite(fd_, holder.data(), holder.size(), 0) >= 0;
   static_cast<void>(named);
   return true;
@@ -120,7 +120,7 @@ absl::StatusOr<FileLock> FileLock::Acquire(const std::string& path, const Waitin
       status = waiting(lock.Holder(), std::chrono::duration<double>(now - begin).count());
     }
     if (!status.ok()) {
-      close(std::exchange(lock.fd_, -1));  // not the destructor's: the holder's name stays
+      close(std::exchange(lock.fd_, -1));  // the destructor would remove the holder's name
       return status;
     }
     std::this_thread::sleep_for(kPoll);

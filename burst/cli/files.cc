@@ -45,8 +45,8 @@ std::string NextTemporary(const std::string& path) {
   return absl::StrCat(path, ".", getpid(), "-", ++number, ".tmp");
 }
 
-// The name of the file that a temporary one was to replace; empty for other names. A temporary's
-// name ends with ".<pid>-<number>.tmp", or with ".tmp" of an older version.
+// Returns the name of the file that a temporary one would have replaced, or an empty text for other
+// names. A temporary's name ends with ".<pid>-<number>.tmp", or with ".tmp" of an older version.
 absl::string_view ReplacedName(absl::string_view temporary) {
   if (!absl::ConsumeSuffix(&temporary, ".tmp")) return {};
   const size_t dot = temporary.rfind('.');
@@ -72,7 +72,7 @@ absl::Status CheckRegular(const std::string& path, const struct stat& info, int6
       absl::StrCat(path, " holds ", info.st_size, " bytes; at most ", max_bytes, " are read"));
 }
 
-// Appends what the file holds; its size may grow, or be said to be 0 (in /proc).
+// Appends the file's content. Its size may grow, and /proc gives a size of 0.
 absl::Status ReadAll(int fd, const std::string& path, int64_t max_bytes, std::string* content) {
   constexpr size_t kChunk = 1 << 20;
   while (static_cast<int64_t>(content->size()) <= max_bytes) {
@@ -91,7 +91,7 @@ absl::Status ReadAll(int fd, const std::string& path, int64_t max_bytes, std::st
 
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path, int64_t max_bytes,
                                             mode_t* mode) {
-  // Non-blocking: a pipe must be refused, not waited for.
+  // The open does not block, because a pipe must be refused, not waited for.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return SystemError("read", path);
   struct stat info = {};
@@ -162,14 +162,14 @@ absl::Status LinkAtomically(const std::string& existing, const std::string& path
   }
   const bool renamed = rename(temporary.c_str(), path.c_str()) == 0;
   const absl::Status status = renamed ? absl::OkStatus() : SystemError("link", path);
-  unlink(temporary.c_str());  // still there if both were names of one file already
+  unlink(temporary.c_str());  // it still exists if both names had one file before
   return status;
 }
 
 absl::Status SyncFolder(const std::string& folder) {
   const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return SystemError("open", folder);
-  // EINVAL: a file system that has nothing to flush.
+  // EINVAL means a file system that has nothing to flush.
   const absl::Status status =
       fsync(fd) == 0 || errno == EINVAL ? absl::OkStatus() : SystemError("write", folder);
   close(fd);

@@ -14,7 +14,7 @@ namespace {
 constexpr double kWidth = 800, kHeight = 450;
 constexpr double kLeft = 64, kRight = 24, kTop = 48, kBottom = 52;
 
-// One of 1, 2, 5 times a power of ten, that gives about `count` ticks.
+// Returns 1, 2 or 5 times a power of ten, so that there are about `count` ticks.
 double TickStep(double range, double count) {
   const double rough = range / count, power = std::pow(10, std::floor(std::log10(rough)));
   for (double factor : {1.0, 2.0, 5.0}) {
@@ -51,11 +51,11 @@ class Axes {
     if (y_min > y_max) x_min = x_max = 1, y_min = 0, y_max = 1;
     if (plot.from_zero) {
       y_min = 0;
-      // Room for the legend, whose lines are a twentieth of the height.
+      // This leaves room for the legend, whose lines are a twentieth of the height.
       y_max *= 1 + 0.05 * static_cast<double>(plot.series.size());
     }
     if (plot.log_x) {
-      // Half an octave of air on both sides.
+      // Both sides have half an octave of space.
       x_begin_ = std::log2(x_min) - 0.5;
       x_end_ = std::log2(x_max) + 0.5;
     } else {
@@ -124,7 +124,8 @@ class Axes {
   std::set<double> x_ticks_;
 };
 
-// Light, then dark; the order keeps neighbors apart for the color-blind too.
+// The colors for light and for dark pages. The order keeps neighbors apart for color-blind readers,
+// too.
 constexpr const char* kColors[kPlotColors][2] = {
     {"#3b76c4", "#6ea8ee"}, {"#d1603d", "#f0906c"}, {"#3f8f5f", "#74c795"},
     {"#8a5fb5", "#bd9ae3"}, {"#b08a1e", "#dcbb5c"}, {"#5b6470", "#a3adb8"},

@@ -271,7 +271,7 @@ absl::Status OptionTable::CheckResume(const OptionTable& before, const OptionTab
 
 namespace {
 
-// What --help says of an option: the help, its bounds, what it does not go with.
+// Returns --help's text of an option: the help, its bounds and its conflicts.
 std::string HelpText(const Option& option) {
   std::string text = option.help;
   const std::string rule = option.Rule();

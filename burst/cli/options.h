@@ -232,7 +232,8 @@ class OptionTable {
       BURST_ASSIGN_OR_RETURN(const T value, parse(part));
       for (const T& other : values) {
         if (value == other)
-          return absl::InvalidArgumentError(absl::StrCat(part, " is there twice"));
+          return absl::InvalidArgumentError(
+              absl::StrCat("must not repeat a value; got ", part, " twice"));
       }
       values.push_back(value);
     }

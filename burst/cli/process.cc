@@ -23,16 +23,16 @@
 namespace burst {
 namespace {
 
-// timeout(1), launchers and supervisors send one request several times, and a hand presses a key
-// again; this long a signal that comes again belongs to the first one.
+// Within this time, a repeated signal belongs to the first one. timeout(1), launchers and
+// supervisors send one request several times, and users press a key again.
 constexpr int64_t kOneRequestNs = 1'000'000'000;
 
-// Lock-free, so a handler may use them.
+// These are lock-free, so a handler may use them.
 std::atomic<int> received{0};
 std::atomic<int64_t> received_ns{0};
-std::atomic<int> stops_between_steps{0};         // StopsBetweenSteps that live
-std::atomic<bool> stopped_between_steps{false};  // one has lived
-std::atomic<int> rank{0};                        // of this process
+std::atomic<int> stops_between_steps{0};         // number of live StopsBetweenSteps
+std::atomic<bool> stopped_between_steps{false};  // whether one has ever lived
+std::atomic<int> rank{0};                        // the rank of this process
 std::atomic<bool> lets_others_report{false};
 
 int64_t NowNs() {
@@ -71,7 +71,8 @@ void Say(int fd, const char* text) { (void)!write(fd, text, std::strlen(text)); 
   std::abort();
 }
 
-// A launcher sends it to all processes, also when one of them has ended with an error of its own.
+// Handles a launcher's signal. A launcher sends it to all processes, also after one of them has
+// ended with an error.
 void EndAtOnce(int signal) {
   if (rank.load() != 0 || lets_others_report.load()) _exit(128 + signal);
   Say(STDERR_FILENO, "error: ");
@@ -100,13 +101,13 @@ void OnSignal(int signal) {
   errno = error;
 }
 
-// If a standard file is closed, the next file that the process opens would get its number, and the
-// printed text.
+// Opens closed standard files. Otherwise the next file that the process opens would get such a
+// number, and the printed text.
 void OpenStandardFiles() {
   constexpr char kNowhere[] = "/dev/null";
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) >= 0) continue;
-    // The lowest number that is free is this one: those below it are open.
+    // This number is the lowest free one, because those below it are open.
     if (open(kNowhere, fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) != fd) std::_Exit(kExitFailure);
   }
 }

@@ -13,11 +13,11 @@
 namespace burst {
 namespace {
 
-constexpr size_t kMostShown = 200;  // characters of a value
+constexpr size_t kMostShown = 200;  // the most characters of a value in an error
 
-// The first message of a rank, a digest: ranks that agree send each other only 16 bytes.
+// A rank's first message, a digest. Ranks that agree send each other only 16 bytes.
 struct Summary {
-  uint64_t hash, bytes;  // of the text
+  uint64_t hash, bytes;  // hash and length of the text
   bool operator==(const Summary& other) const { return hash == other.hash && bytes == other.bytes; }
 };
 
@@ -27,7 +27,7 @@ uint64_t HashOf(const std::string& text) {
   return hash;
 }
 
-// A name and its value by turns, each behind its length.
+// Joins names and values in turns, each after its length.
 std::string ToText(const std::vector<AgreedItem>& items) {
   std::string text;
   for (const AgreedItem& item : items) {

@@ -10,7 +10,7 @@
 namespace burst {
 namespace {
 
-// Elements of one message of AllReduceSum: bounds its scratch to 4 MiB (float64).
+// Elements of one message of AllReduceSum. They bound its scratch to 4 MiB (float64).
 constexpr int64_t kPieceElements = 1 << 19;
 
 // Appends the messages that are not empty; `role` is "send to" or "receive from".
@@ -70,8 +70,8 @@ absl::Status Communicator::Exchange(SendBuffer send, ReceiveBuffer receive) {
   return Wait(Channel::kCollective);
 }
 
-// Ring reduce-scatter, then ring all-gather, one loop: at step t a rank sends segment rank - t and
-// receives segment rank - t - 1. For G - 1 steps each rank accumulates the segment that it
+// A ring reduce-scatter and then a ring all-gather in one loop. At step t a rank sends segment rank
+// - t and receives segment rank - t - 1. For G - 1 steps each rank accumulates the segment that it
 // receives. Then segment s is complete on rank s - 1. For G - 1 more steps it copies the segments
 // that others completed. Segments longer than a piece are sent a piece at a time.
 absl::Status Communicator::AllReduceSum(const Tensor& tensor) {
@@ -113,8 +113,8 @@ void Communicator::CountAllReduce(int64_t n, int64_t element_bytes) {
   }
 }
 
-// A binomial tree: in the step of distance d, the first d ranks, counted from the root, have the
-// data and send it to the next d ranks.
+// Sends along a binomial tree. In the step of distance d, the first d ranks, counted from the root,
+// have the data and send it to the next d ranks.
 absl::Status Communicator::Broadcast(void* data, int64_t bytes, DeviceType device, int root) {
   const int size = world_size();
   if (root < 0 || root >= size) {
@@ -137,7 +137,7 @@ absl::Status Communicator::Broadcast(void* data, int64_t bytes, DeviceType devic
 
 namespace {
 
-// The parts of a tensor, one for each rank.
+// Returns the parts of a tensor, one for each rank.
 std::vector<Tensor> PartsOf(const Tensor& all, absl::Span<const int64_t> counts) {
   BURST_CHECK_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), all.numel());
   const Tensor flat = all.View({-1});
@@ -152,7 +152,7 @@ std::vector<Tensor> PartsOf(const Tensor& all, absl::Span<const int64_t> counts)
 
 }  // namespace
 
-// Directly from each rank to all others, the next rank first.
+// Each rank sends directly to all others, the next rank first.
 absl::Status Communicator::PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
                                               const Tensor& all) {
   const int size = world_size();
@@ -204,8 +204,8 @@ absl::Status Communicator::Broadcast(const Tensor& tensor, int root) {
   return Broadcast(tensor.raw_data(), tensor.size_bytes(), tensor.device(), root);
 }
 
-// Dissemination: after the step of distance d, a rank knows that the 2d - 1 ranks before it have
-// arrived.
+// A dissemination barrier. After the step of distance d, a rank knows that the 2d - 1 ranks before
+// it have arrived.
 absl::Status Communicator::Barrier() {
   const int size = world_size();
   for (int distance = 1; distance < size; distance *= 2) {

@@ -14,10 +14,10 @@ namespace burst {
 namespace cuda {
 namespace {
 
-// The driver reads it once, at the first call.
+// The driver reads the variable once, at the first call.
 [[maybe_unused]] const int lazy = setenv("CUDA_MODULE_LOADING", "LAZY", /*overwrite=*/1);
 
-// The kernels of this program, by the host functions that stand for them.
+// Returns the kernels of this program, as the host functions that stand for them.
 std::vector<const void*>& Kernels() {
   static auto* kernels = new std::vector<const void*>;
   return *kernels;
@@ -35,7 +35,7 @@ void LoadKernels() {
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error == cudaSuccess) continue;
     (void)cudaGetLastError();
-    // Kernels for another kind of GPU.
+    // These kernels are for another kind of GPU.
     if (error == cudaErrorInvalidDeviceFunction || error == cudaErrorNoKernelImageForDevice) {
       continue;
     }

@@ -19,7 +19,7 @@ namespace {
 
 thread_local Context* current = nullptr;
 
-// All contexts ever made, and those that no thread is bound to.
+// All contexts that were made, and those that no thread is bound to.
 struct Contexts {
   std::mutex mutex;
   std::vector<std::unique_ptr<Context>> all;
@@ -31,7 +31,7 @@ Contexts& GetContexts() {
   return *contexts;
 }
 
-// Without a stream.
+// Makes a context without a stream.
 std::unique_ptr<Context> MakeContext(int device) {
   auto context = std::make_unique<Context>();
   context->device = device;
@@ -57,7 +57,7 @@ std::unique_ptr<Context> MakeContext(int device) {
   return context;
 }
 
-// Lets the GPU `reader` access the memory of the GPU `owner`: for copies between them, and for
+// Lets the GPU `reader` access the memory of the GPU `owner`. Copies between them need it, and
 // NCCL, which writes directly into buffers of the same process.
 void OpenMemory(int owner, int reader) {
   int can_access = 0;
@@ -104,7 +104,7 @@ void ReleaseContext(Context* context) {
 // filled again, the host waits until its previous contents have been sent. One per context.
 class Staging {
  public:
-  static constexpr size_t kBytes = size_t{8} << 20;  // of a half, and the longest upload
+  static constexpr size_t kBytes = size_t{8} << 20;  // bytes of a half, and of the longest upload
 
   Staging() {
     BURST_CUDA_CHECK(cudaMallocHost(&memory_, 2 * kBytes));
@@ -158,7 +158,7 @@ int64_t PoolAttribute(cudaMemPoolAttr attribute) {
 }  // namespace
 
 Context& CurrentContext() {
-  // A thread that bound itself to no GPU: kept for as long as the thread lives.
+  // This thread has not bound itself to a GPU. Its context is kept while the thread lives.
   if (current == nullptr) {
     thread_local std::unique_ptr<ScopedCudaDevice> unbound;
     unbound = std::make_unique<ScopedCudaDevice>(0);
@@ -179,9 +179,9 @@ void Fail(const char* call, const std::string& error) {
   std::_Exit(1);
 }
 
-// Takes away the error that is reported: else CUDA keeps it for the next cudaGetLastError, of
-// another call or of the caller. Errors after which CUDA cannot be used any more are returned by
-// later calls, too.
+// Clears the error that is reported. Otherwise CUDA keeps it for the next cudaGetLastError of
+// another call or of the caller. Later calls return errors after which CUDA cannot be used any
+// more.
 void Check(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();
@@ -238,8 +238,9 @@ void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_devi
   if (to_device != from_device) Synchronize();
 }
 
-// A buffer is kept for the context's next Readback: freeing it would wait for all queued work. If
-// nobody waited for its last copy, that copy still comes before the next one, on the same stream.
+// A buffer is kept for the context's next Readback, because freeing it would wait for all queued
+// work. If nobody waited for its last copy, that copy still comes before the next one, on the same
+// stream.
 void* TakeReadback() {
   std::vector<PageLocked*>& idle = CurrentContext().Get<IdleReadbacks>().buffers;
   if (!idle.empty()) {
@@ -284,7 +285,7 @@ void FreePageLocked(void* memory) { BURST_CUDA_CHECK(cudaFreeHost(memory)); }
 int CudaDeviceCount() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
-    (void)cudaGetLastError();  // no driver, or no device: not an error here
+    (void)cudaGetLastError();  // a missing driver or device is not an error here
     return 0;
   }
   return count;
@@ -320,7 +321,7 @@ ScopedCudaDevice::ScopedCudaDevice(CallersGpu* gpu) : outer_(cuda::current), poo
   if (outer_ == nullptr) (void)cudaGetDevice(&outer_device_);
   cuda::current = static_cast<cuda::Context*>(gpu->context_);
   (void)cudaSetDevice(cuda::current->device);
-  (void)cudaGetLastError();  // errors that the caller's own calls left are not ours
+  (void)cudaGetLastError();  // clears errors that the caller's own calls left
 }
 
 ScopedCudaDevice::~ScopedCudaDevice() {

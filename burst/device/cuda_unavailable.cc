@@ -1,4 +1,4 @@
-// In place of cuda_device.cc in a build without CUDA.
+// Replaces cuda_device.cc in a build without CUDA.
 #include "burst/base/check.h"
 #include "burst/device/cuda_backend.h"
 #include "burst/device/device.h"

@@ -55,7 +55,7 @@ void Readback::Post(const void* from, size_t bytes) {
   if (page_locked_ != nullptr) {
     cuda::PostReadback(page_locked_, from, bytes);
   } else if (SimulatedGpu::Current() != nullptr) {
-    std::memset(bytes_, 0, bytes);  // nobody has computed what is there
+    std::memset(bytes_, 0, bytes);  // the simulation does not compute this content
   } else {
     std::memcpy(bytes_, from, bytes);
   }

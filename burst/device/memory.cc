@@ -11,7 +11,7 @@
 #include "burst/device/cuda_backend.h"
 #include "burst/device/simulated_gpu.h"
 
-// The sanitizer build turns the pool off, so that every tensor has red zones of its own.
+// The sanitizer build turns the pool off, so that every tensor has its own red zones.
 #ifndef BURST_MEMORY_POOL
 #define BURST_MEMORY_POOL 1
 #endif
@@ -71,7 +71,7 @@ class Pool {
   }
 
  private:
-  // An idle block or a new one; null: the system has no memory left.
+  // Returns an idle block or a new one, or null if the system has no memory left.
   void* TakeBlock(size_t size) {
     const auto idle = free_.find(size);
     if (idle != free_.end() && !idle->second.empty()) {
@@ -85,7 +85,7 @@ class Pool {
     return block;
   }
 
-  // For reuse. False where the list of idle blocks itself finds no memory.
+  // Keeps a block for reuse. Returns false if the list of idle blocks itself finds no memory.
   bool Keep(void* block, size_t size) {
     try {
       free_[size].push_back(block);

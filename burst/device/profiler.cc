@@ -16,7 +16,7 @@ namespace burst {
 #ifdef BURST_WITH_CUDA
 namespace {
 
-// The profiler is the process's; its ranks share it.
+// The ranks of the process share its profiler.
 std::mutex mutex;
 int ranges = 0;
 
@@ -39,7 +39,7 @@ class NvtxRanges : public ProfiledRange, public ProgressListener {
     if (--ranges == 0) cudaProfilerStop();
   }
 
-  // Leaves the open ranges that the place is not in, and enters those that it is.
+  // Leaves the open ranges that do not hold the place, and enters those that do.
   void Reached(const ProgressPlace& place) override {
     std::vector<std::string> path;
     if (place.step >= 0) path.push_back("step " + std::to_string(place.step));
@@ -48,7 +48,7 @@ class NvtxRanges : public ProfiledRange, public ProgressListener {
     if (place.op != nullptr) path.push_back(place.op);
     size_t same = 0;
     while (same < open_.size() && same < path.size() && open_[same] == path[same]) ++same;
-    // If the op comes again, it is another range.
+    // If the op runs again, it gets another range.
     if (same == path.size() && same == open_.size() && same > 0) --same;
     Leave(same);
     for (size_t i = same; i < path.size(); ++i) nvtxRangePushA(path[i].c_str());

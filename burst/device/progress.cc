@@ -20,7 +20,7 @@ namespace {
 
 using StreamWrite = CUresult(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
-// Null where the driver has no such function.
+// Returns the driver's function, or null if the driver has none.
 StreamWrite* FindStreamWrite() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -38,8 +38,8 @@ StreamWrite* FindStreamWrite() {
   return reinterpret_cast<StreamWrite*>(function);
 }
 
-// The host's memory that a context's GPU writes its numbers into, one for each stream, at word 0
-// for the context's own. Kept as long as the context.
+// The host's memory into which a context's GPU writes its numbers, one for each stream. Word 0 is
+// for the context's own stream. The page is kept as long as the context.
 class NumberPage {
  public:
   static constexpr int kWords = 1024;
@@ -50,7 +50,7 @@ class NumberPage {
     BURST_CUDA_CHECK(cudaHostAlloc(&memory, kWords * sizeof(uint32_t), cudaHostAllocPortable));
     std::memset(memory, 0, kWords * sizeof(uint32_t));
     words_ = static_cast<volatile uint32_t*>(memory);
-    // Does a number arrive? If not, there are no marks, rather than marks that stand still.
+    // If a test number does not arrive, there are no marks, rather than marks that stand still.
     Write(cuda::CurrentStream(), 0, 1);
     BURST_CUDA_CHECK(cudaStreamSynchronize(cuda::CurrentStream()));
     if (words_[0] != 1) words_ = nullptr;
@@ -59,14 +59,15 @@ class NumberPage {
 
   bool works() const { return words_ != nullptr; }
   uint32_t Read(int word) const { return words_[word]; }
-  // After the work that is on the stream now. On failure nothing: marks stand still then.
+  // Writes a number after the work that is on the stream now. On failure it writes nothing, and
+  // marks stand still.
   void Write(cudaStream_t stream, int word, uint32_t number) const {
     (void)write_(stream, reinterpret_cast<CUdeviceptr>(&words_[word]), number,
                  CU_STREAM_WRITE_VALUE_DEFAULT);
   }
 
-  // -1: none is free. A word that was given back may still be written to, by the stream that had
-  // it; numbers go on from where it stands.
+  // Takes a word, or returns -1 if none is free. The stream that had a word before may still write
+  // to it, so numbers continue from the word's value.
   int Take() {
     if (free_.empty()) return -1;
     const int word = free_.back();
@@ -87,7 +88,7 @@ struct Message {
   int64_t bytes = 0;
 };
 
-// The numbers that a stream was told to write, and what each stands for: the last kKept of them.
+// The last kKept numbers that a stream was told to write, and what each stands for.
 template <typename Thing, uint32_t kKept>
 class Numbers {
  public:
@@ -102,7 +103,7 @@ class Numbers {
     return last_;
   }
   bool finished() const { return reached() == last_; }
-  // Null: too long ago.
+  // Returns what a number stands for, or null if it is too long ago.
   const Thing* Get(uint32_t number) const {
     return number == first_ || last_ - number >= kKept ? nullptr : &things_[number % kKept];
   }
@@ -126,12 +127,12 @@ class CudaMarks : public DeviceMarks {
     current_progress->set_device(this);
   }
   ~CudaMarks() override {
-    // The last mark says that all is done: a later rank's numbers go on from it.
+    // The last mark says that all work is done. A later rank's numbers continue from it.
     if (current_progress != nullptr) current_progress->set_device(nullptr);
   }
 
-  // A mark on the rank's stream is reached when the work before it is done; the device is at the
-  // last one that it has reached.
+  // Puts a mark on the rank's stream. It is reached when the work before it is done, and the device
+  // is at the last reached mark.
   void Mark(const ProgressPlace& place) override {
     uint32_t number = 0;
     {

@@ -11,7 +11,7 @@
 namespace burst {
 namespace {
 
-// No program has memory at these addresses: a read or write there ends the program.
+// No program has memory at these addresses, so a read or write there ends the program.
 constexpr uintptr_t kNowhere = uintptr_t{1} << 62;
 constexpr int64_t kGranule = 512;  // CUDA rounds allocations up to multiples of this
 
@@ -25,7 +25,7 @@ Place Here() {
   return {progress->place().phase, progress->place().op};
 }
 
-// Pages that the host has only from when they are written.
+// Returns pages that take the host's memory only once they are written.
 void* TakePages(size_t bytes) {
   void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

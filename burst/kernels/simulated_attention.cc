@@ -11,18 +11,19 @@ namespace burst {
 namespace {
 
 // Constants measured on the GPU's kernels (benchmarks/results/attention_h200.json).
-constexpr int64_t kTile = 128;  // queries, and keys, of a tile, which is computed as a whole
+constexpr int64_t kTile = 128;  // queries or keys of a tile, which is computed as a whole
 // The start and end of a tile of queries (forward) or keys (backward) take as long as this number
 // of tiles.
 constexpr double kForwardEnds = 0.7, kBackwardEnds = 2.2;
 // The share of the rate that heads of at most 64 channels reach.
 constexpr double kNarrowForward = 0.75, kNarrowBackward = 0.9;
-// In fp8, which has twice the rate of the matrix products but not of the exponentials.
+// The gain of fp8, which doubles the rate of matrix products but not of exponentials.
 constexpr double kFp8 = 1.1;
 
 int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 
-// Pairs of a tile of queries and a tile of keys where some see each other, over batch and heads.
+// Returns the pairs of a tile of queries and a tile of keys of which some see each other, over
+// batch and heads.
 double VisibleTiles(const FlashAttentionShape& s) {
   const int64_t all_heads = s.batch * s.num_heads;
   if (s.blocks.key_begin != nullptr) {
@@ -45,8 +46,8 @@ double VisibleTiles(const FlashAttentionShape& s) {
   return static_cast<double>(tiles) * all_heads / rows;
 }
 
-// Simulates a kernel. `products`: matrix products of a pair of tiles, at `rate` FLOP/s in 16 bits.
-// `q_like`, `k_like`: how often tensors like q and like k are read or written.
+// Simulates a kernel. It has `products` matrix products for a pair of tiles, at `rate` FLOP/s in 16
+// bits. It reads or writes tensors like q `q_like` times, and tensors like k `k_like` times.
 void Run(const FlashAttentionShape& s, int products, double tiles, double rate, int q_like,
          int k_like) {
   SimulatedGpu& gpu = *SimulatedGpu::Current();
@@ -100,7 +101,7 @@ void SimulatedAttentionKernels::Delta(const FlashDeltaParams& params) const {
 
 void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) const {
   const FlashAttentionShape& s = params.shape;
-  // As in gpu/calls.cc.
+  // This is as in gpu/calls.cc.
   Tensor dq;
   if (params.assign && Is16Bit(s.dtype)) {
     dq = Tensor::Empty({s.batch, s.q_len, s.num_heads, s.head_dim}, DType::kFloat32,

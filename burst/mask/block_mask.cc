@@ -48,7 +48,8 @@ void VisibleBlocks::Finish() {
   for (int64_t row = 0; row < rows; ++row) {
     const int32_t* const begin = key_begin.data() + row * (queries + 1);
     int32_t* const at = query_begin.data() + row * (keys + 1);
-    // at[j + 1]: first how many see block j, then where its next one goes, at last its end.
+    // at[j + 1] is first the number of blocks that see block j, then the place of its next one, and
+    // at last its end.
     for (int32_t e = begin[0]; e < begin[queries]; ++e) ++at[key_list[e] + 1];
     int32_t sum = at[0] = begin[0];
     for (int64_t j = 0; j < keys; ++j) {

@@ -12,8 +12,9 @@ void IntervalParts::BeginRow(int64_t row) {
 bool IntervalParts::Add(int64_t query, const KeyIntervals& intervals) {
   if (static_cast<int64_t>(intervals.size()) > most_) return false;
   absl::InlinedVector<bool, 8> taken(parts_.size(), false);
-  // From the last keys, each to the part whose keys are the nearest before: what moves forward
-  // with the queries stays in its part, and what stands still in another.
+  // Beginning with the last keys, each interval goes to the part whose keys are the nearest before
+  // it. So intervals that move forward with the queries stay in one part, and intervals that stand
+  // still in another.
   for (auto keys = intervals.rbegin(); keys != intervals.rend(); ++keys) {
     size_t best = parts_.size();
     for (size_t part = 0; part < parts_.size(); ++part) {

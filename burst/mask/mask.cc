@@ -16,14 +16,15 @@ using Positions = std::vector<int32_t>;
 
 constexpr int64_t kInfinity = std::numeric_limits<int32_t>::max();
 
-// The list of a batch row; null: there are none.
+// Returns the list of a batch row, or null if there are none.
 template <typename List>
 const List* RowOf(const std::vector<List>& rows, int64_t row) {
   return rows.empty() ? nullptr : &rows[rows.size() == 1 ? 0 : row];
 }
 
-// Calls visit(i, begin, end) for every query i: it sees the keys begin <= j < end of k_positions.
-// Stops when visit returns false. Linear, because both bounds only move forward.
+// Calls visit(i, begin, end) for every query i, which sees the keys begin <= j < end of
+// k_positions. It stops when visit returns false. The time is linear, because both bounds only move
+// forward.
 template <typename Visit>
 void ForEachQuery(const IntervalMask& mask, int64_t row, const Positions& q_positions,
                   const Positions& k_positions, Visit visit) {
@@ -103,7 +104,7 @@ absl::Status CheckDocuments(int64_t seqlen, const DocumentStarts& documents) {
   return absl::OkStatus();
 }
 
-// The end of the first document of a row that ends within a span, if one does; else -1.
+// Returns the end of the row's first document that ends within a span, or -1.
 int32_t DocumentEndWithin(const Span& span, const Positions& starts) {
   const auto next = std::upper_bound(starts.begin(), starts.end(), span.begin);
   return next == starts.end() || *next >= span.end ? -1 : *next;

@@ -17,8 +17,8 @@ using Positions = std::vector<int32_t>;
 // The most parts of intervals into which a mask is divided before lists are tried.
 constexpr int64_t kMostIntervals = 16;
 
-// Returns the positions of the slice's keys that query position q, one of its queries, sees; may be
-// empty.
+// Returns the positions of the slice's keys that one of its queries, at position q, sees. They may
+// be empty.
 KeyInterval PositionsSeen(const MaskSlice& slice, int64_t q) {
   KeyInterval seen{slice.k_begin, slice.k_end};
   if (slice.kind == SliceKind::kCausal || slice.kind == SliceKind::kBand) {
@@ -34,7 +34,7 @@ KeyInterval PositionsSeen(const MaskSlice& slice, int64_t q) {
 KeyInterval InBlock(const KeyInterval& positions, const Positions& block) {
   const auto size = static_cast<int64_t>(block.size());
   if (size == 0) return {0, 0};
-  if (block.back() - block.front() == size - 1) {  // neighbors all
+  if (block.back() - block.front() == size - 1) {  // all tokens are neighbors
     return {std::clamp<int64_t>(positions.begin - block.front(), 0, size),
             std::clamp<int64_t>(positions.end - block.front(), 0, size)};
   }
@@ -69,7 +69,7 @@ KeyIntervals Intersection(const KeyIntervals& a, const KeyIntervals& b) {
   return both;
 }
 
-// Adds to `left` what is in `keys` and not in `taken`.
+// Adds to `left` the keys that are in `keys` and not in `taken`.
 void AddDifference(const KeyInterval& keys, const KeyIntervals& taken, KeyIntervals* left) {
   int64_t begin = keys.begin;
   auto next =
@@ -88,9 +88,9 @@ KeyIntervals Difference(const KeyIntervals& intervals, const KeyIntervals& taken
   return left;
 }
 
-// The slices of a batch row between a block of queries and a block of keys, walked from the first
-// query to the last. Slices without diagonals show the same keys to a run of queries, and are
-// joined once for it.
+// Walks the slices of a batch row between a block of queries and a block of keys, from the first
+// query to the last. Slices without diagonals show the same keys to a run of queries, so they are
+// joined once for the run.
 class RowWalk {
  public:
   RowWalk(const std::vector<MaskSlice>& slices, const Positions& q_positions,
@@ -107,7 +107,7 @@ class RowWalk {
               [](const Slice& a, const Slice& b) { return a.q_begin < b.q_begin; });
   }
 
-  // The queries [begin, end) see the keys `full` and those of the slices `others`, which have
+  // The queries [begin, end) see the keys `full` and the keys of the slices `others`, which have
   // diagonals.
   struct Run {
     int64_t begin, end;
@@ -115,7 +115,8 @@ class RowWalk {
     std::vector<const MaskSlice*> others;
   };
 
-  // The queries from `begin` on that have the same slices, up to `limit`. Runs follow one another.
+  // Returns the queries from `begin` on that have the same slices, up to `limit`. Runs follow one
+  // another.
   const Run& Next(int64_t begin, int64_t limit) {
     if (begin >= run_end_) Enter(begin);
     run_.begin = begin;
@@ -123,7 +124,7 @@ class RowWalk {
     return run_;
   }
 
-  // Adds what a query sees by slices with diagonals.
+  // Adds the keys that a query sees by slices with diagonals.
   void AddOthers(const Run& run, int64_t query, const KeyIntervals& taken,
                  KeyIntervals* seen) const {
     for (const MaskSlice* slice : run.others) {
@@ -136,7 +137,7 @@ class RowWalk {
  private:
   struct Slice {
     MaskSlice slice;
-    int64_t q_begin, q_end;  // of the block, by number
+    int64_t q_begin, q_end;  // numbers of the block's first query and of the query after its last
     KeyInterval keys;
   };
 
@@ -170,8 +171,8 @@ class RowWalk {
   int64_t run_end_ = 0;
 };
 
-// Calls visit(i, intervals) for every query i: the keys that it sees. Stops when visit returns
-// false.
+// Calls visit(i, intervals) for every query i, with the keys that it sees. It stops when visit
+// returns false.
 template <typename Visit>
 bool ForEachQuery(RowWalk* walk, int64_t q_len, Visit visit) {
   for (int64_t begin = 0; begin < q_len;) {
@@ -190,7 +191,7 @@ bool ForEachQuery(RowWalk* walk, int64_t q_len, Visit visit) {
   return true;
 }
 
-// Key blocks, by number, all of whose keys are in the intervals, and the keys of such blocks.
+// Returns the numbers of key blocks that are wholly in the intervals.
 KeyIntervals WholeBlocks(const KeyIntervals& intervals, int64_t block, int64_t k_len) {
   KeyIntervals whole;
   for (const KeyInterval& keys : intervals) {
@@ -207,8 +208,8 @@ KeyIntervals KeysOf(KeyIntervals blocks, int64_t block, int64_t k_len) {
   return blocks;
 }
 
-// The keys that the queries of a block see; the queries are runs of slices. `whole`: the key blocks
-// that all of them see whole. `rest`: for each query, all other keys that it sees.
+// The keys that the queries of a block see. `whole` has the key blocks that all of the queries see
+// whole. `rest` has all other keys that each query sees. The queries are runs of slices.
 struct QueryBlock {
   KeyIntervals whole;
   std::vector<KeyIntervals> rest;
@@ -225,7 +226,7 @@ QueryBlock DivideQueryBlock(RowWalk* walk, int64_t begin, int64_t end, int64_t b
     divided.whole = Intersection(divided.whole, WholeBlocks(runs[n].full, block, k_len));
     diagonals |= !runs[n].others.empty();
   }
-  // Slices with diagonals may complete more blocks; but those above need no longer be looked at.
+  // Slices with diagonals may complete more blocks. The blocks above are already known.
   const KeyIntervals taken = KeysOf(divided.whole, block, k_len);
   for (const RowWalk::Run& run : runs) {
     const KeyIntervals full = Difference(run.full, taken);
@@ -247,7 +248,8 @@ QueryBlock DivideQueryBlock(RowWalk* walk, int64_t begin, int64_t end, int64_t b
   return divided;
 }
 
-// Parts of intervals alone; null: there would be more than `most`.
+// Divides the mask into parts of intervals alone. Returns nullopt if there would be more than
+// `most`.
 std::optional<BlockMask> ByIntervals(const MaskSlices& slices, const Positions& q_positions,
                                      const Positions& k_positions, int64_t most) {
   const auto rows = static_cast<int64_t>(slices.size());
@@ -265,7 +267,7 @@ std::optional<BlockMask> ByIntervals(const MaskSlices& slices, const Positions& 
   return mask;
 }
 
-// Lists for what is whole, and up to `most` parts of intervals for the rest.
+// Divides the mask into lists for whole blocks, and up to `most` parts of intervals for the rest.
 std::optional<BlockMask> ByBlocks(const MaskSlices& slices, const Positions& q_positions,
                                   const Positions& k_positions, int64_t block, int64_t most) {
   const auto rows = static_cast<int64_t>(slices.size());
@@ -376,7 +378,7 @@ BlockMask SlicesBetween(const MaskSlices& slices, const Positions& q_positions,
   std::optional<BlockMask> mask = ByIntervals(slices, q_positions, k_positions, kMostIntervals);
   const auto calls = mask.has_value() ? static_cast<int64_t>(mask->parts.size())
                                       : std::numeric_limits<int64_t>::max();
-  // Lists take a call themselves.
+  // The lists take a call, too.
   if (calls > 1) {
     std::optional<BlockMask> listed = ByBlocks(slices, q_positions, k_positions, block, calls - 2);
     if (listed.has_value()) mask = std::move(listed);
@@ -393,7 +395,7 @@ bool AnySliceVisible(const MaskSlices& slices, const Positions& q_positions,
       for (; q != q_positions.end() && *q < slice.q_end; ++q) {
         const KeyInterval keys = InBlock(PositionsSeen(slice, *q), k_positions);
         if (keys.begin < keys.end) return true;
-        if (slice.kind == SliceKind::kFull) break;  // the others see the same
+        if (slice.kind == SliceKind::kFull) break;  // the other rows see the same
       }
     }
   }

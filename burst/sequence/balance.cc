@@ -10,8 +10,8 @@
 namespace burst {
 namespace {
 
-// Consecutive tokens that had better be on one rank: a document or, where rows of a batch have
-// documents of their own, a chunk.
+// Consecutive tokens that should be on one rank: a document, or a chunk if rows of a batch have
+// different documents.
 struct Unit {
   int32_t begin, end;
   int64_t pairs;  // (query, key) pairs that its queries see
@@ -22,13 +22,14 @@ struct Piece {
   int rank;
 };
 
-// The pairs seen by the first n queries of a document, whose window is nowhere cut off at its end.
+// Returns the pairs that the first n queries of a document see. The document's end does not cut off
+// their window.
 int64_t CausalPairs(int64_t n, int64_t window) {
   const int64_t rising = std::min(n, window);
   return rising * (rising + 1) / 2 + (n - rising) * window;
 }
 
-// The pairs seen by the queries [begin, end) of a document of `length` tokens.
+// Returns the pairs that the queries [begin, end) of a document of `length` tokens see.
 int64_t Pairs(const IntervalMask& mask, int64_t begin, int64_t end, int64_t length) {
   const int64_t window = mask.window > 0 ? std::min(mask.window, length) : length;
   const int64_t before = CausalPairs(end, window) - CausalPairs(begin, window);
@@ -39,7 +40,7 @@ int64_t Pairs(const IntervalMask& mask, int64_t begin, int64_t end, int64_t leng
          (end - begin);
 }
 
-// The pairs seen by the queries [begin, end) of a sequence.
+// Returns the pairs that the queries [begin, end) of a sequence see.
 int64_t PairsOfRow(const IntervalMask& mask, const std::vector<int32_t>& starts, int64_t seqlen,
                    int64_t begin, int64_t end) {
   int64_t pairs = 0;
@@ -57,7 +58,8 @@ int64_t PairsOfRow(const IntervalMask& mask, const std::vector<int32_t>& starts,
 // A division of the tokens.
 struct Division {
   std::vector<Piece> pieces;
-  // The work of the busiest rank, of the mean; and how many tokens ranks send, an estimate.
+  // busiest is the busiest rank's work divided by the mean. sent is an estimate of the tokens that
+  // ranks send.
   double busiest = std::numeric_limits<double>::infinity();
   int64_t sent = 0;
 };
@@ -66,10 +68,10 @@ struct Division {
 struct Problem {
   const IntervalMask& mask;
   const int64_t seqlen;
-  std::vector<int64_t> room;  // by rank: tokens that it gets
+  std::vector<int64_t> room;  // tokens of each rank
 
   int ranks() const { return static_cast<int>(room.size()); }
-  // Seen by the queries [begin, end), in all rows.
+  // Returns the pairs that the queries [begin, end) of all rows see.
   int64_t PairsOf(int64_t begin, int64_t end) const {
     int64_t pairs = 0;
     for (const std::vector<int32_t>& starts : mask.documents) {
@@ -102,7 +104,7 @@ std::vector<Unit> MakeUnits(const Problem& problem) {
   return units;
 }
 
-// One attempt to deal the units.
+// An attempt to deal the units.
 class Dealer {
  public:
   Dealer(const Problem& problem, int64_t mean)
@@ -112,7 +114,8 @@ class Dealer {
         room_(problem.room),
         pairs_(problem.room.size()) {}
 
-  // A unit with more than 1 / fineness of a rank's work is spread over several ranks.
+  // Deals the units. A unit with more than 1 / fineness of a rank's work is spread over several
+  // ranks.
   void Deal(const std::vector<Unit>& units, double fineness) {
     for (const Unit& unit : units) {
       const double shares =
@@ -130,14 +133,15 @@ class Dealer {
  private:
   static int64_t Length(const Unit& unit) { return unit.end - unit.begin; }
 
-  // Whether the pieces of several ranks take turns, forth and back: where later queries see more.
+  // Returns whether the pieces of several ranks alternate as in zigzag, because later queries see
+  // more.
   bool IsZigzag(const Unit& unit, int count) const {
     return problem_.mask.causal && count > 1 &&
            (problem_.mask.window == 0 || problem_.mask.window > Length(unit) / count);
   }
 
-  // Over `count` neighboring ranks or, if they have no room, over more. Documents without room
-  // remain.
+  // Spreads a unit over `count` neighboring ranks, or over more if they have no room. Documents
+  // without room remain.
   void Spread(const Unit& unit, int count) {
     std::vector<int64_t> shares;
     for (int first = -1; first < 0 && count <= ranks_; ++count) {
@@ -160,7 +164,8 @@ class Dealer {
     Leave(unit, 0, Length(unit));
   }
 
-  // Neighboring ranks with room for such shares, the busiest of which has the least work; -1: none.
+  // Returns the first of the neighboring ranks that have room for these shares and whose busiest
+  // rank has the least work, or -1.
   int FindRoom(const std::vector<int64_t>& shares) const {
     const auto count = static_cast<int>(shares.size());
     int best = -1;
@@ -194,7 +199,7 @@ class Dealer {
     }
   }
 
-  // Its tokens [begin, end).
+  // Gives a rank the unit's tokens [begin, end).
   void Give(const Unit& unit, int64_t begin, int64_t end, int rank) {
     begin += unit.begin;
     end += unit.begin;
@@ -216,11 +221,11 @@ class Dealer {
   const Problem& problem_;
   const int ranks_;
   const int64_t mean_;
-  std::vector<int64_t> room_, pairs_;  // by rank: tokens that it lacks, work that it has
+  std::vector<int64_t> room_, pairs_;  // for each rank, tokens that it lacks and work that it has
   std::vector<Piece> pieces_, left_;
 };
 
-// The contiguous or the zigzag layout.
+// Returns the division of the contiguous or the zigzag layout.
 Division InLayout(const Problem& problem, Layout layout, int64_t mean) {
   Division division;
   std::vector<int64_t> pairs(problem.ranks());
@@ -259,7 +264,7 @@ int64_t EstimateSent(const Problem& problem, const std::vector<Piece>& in_order)
         int& reach = offset <= ranks / 2 ? forward[piece.rank] : back[piece.rank];
         reach = std::max(reach, offset <= ranks / 2 ? offset : ranks - offset);
       };
-      // Queries behind it, of the document that it ends in.
+      // The queries after the piece, in the document in which it ends.
       const auto next = std::lower_bound(starts.begin(), starts.end(), piece.end);
       const int64_t last_end = next == starts.end() ? problem.seqlen : *next;
       const int64_t last_begin = next == starts.begin() ? 0 : *(next - 1);
@@ -268,7 +273,7 @@ int64_t EstimateSent(const Problem& problem, const std::vector<Piece>& in_order)
         if (in_order[j].begin >= last_end || distance >= window - 1) break;
         seen_from(in_order[j], distance, piece.end - std::max<int64_t>(piece.begin, last_begin));
       }
-      // Queries before it, of the document that it begins in.
+      // The queries before the piece, in the document in which it begins.
       const auto first = std::upper_bound(starts.begin(), starts.end(), piece.begin);
       const int64_t first_begin = first == starts.begin() ? 0 : *(first - 1);
       const int64_t first_end = first == starts.end() ? problem.seqlen : *first;
@@ -338,7 +343,7 @@ std::vector<std::vector<int32_t>> BalancedPositions(const Mask& mask, int64_t se
     problem.room[rank / group_size] += length[rank];
     positions[rank].reserve(length[rank]);
   }
-  std::vector<int> next(groups);  // of a group: the rank that is not full yet
+  std::vector<int> next(groups);  // the rank of each group that is not full yet
   for (int group = 0; group < groups; ++group) next[group] = group * group_size;
   for (const Piece& piece : Divide(problem).pieces) {
     for (int32_t begin = piece.begin; begin < piece.end;) {

@@ -12,7 +12,7 @@ using Heads = HeadExchange::Heads;
 using HeadTensor = HeadExchange::HeadTensor;
 using Tensors = absl::InlinedVector<Tensor, 3>;
 
-// A tensor's shape with other numbers of tokens and heads.
+// Returns a tensor's shape with other numbers of tokens and heads.
 Shape ShapeWith(const HeadTensor& like, int64_t tokens, int64_t heads) {
   Shape shape = like.tensor.shape();
   shape[like.token_axis] = tokens;
@@ -20,7 +20,7 @@ Shape ShapeWith(const HeadTensor& like, int64_t tokens, int64_t heads) {
   return shape;
 }
 
-// One rank's tokens among its group's.
+// Returns one rank's tokens among its group's tokens.
 Tensor TokensAt(const Tensor& group, int axis, const TokenRun& run) {
   return group.Slice(axis, run.begin, run.count, run.step);
 }
@@ -150,7 +150,7 @@ absl::Status HeadExchange::Scatter(const TokenShard& shard, const Tensors& gathe
   const Messages received(rank, size, device, dtypes,
                           [&](size_t i, int) { return shape_on(i, rank); });
   std::vector<TensorCopy> copies;
-  // From the group's tokens those of one rank, to `part`.
+  // Copies one rank's tokens out of the group's tokens to `part`.
   const auto take = [&](size_t i, int group_rank, const Tensor& part) {
     const int axis = own[i].token_axis;
     for (const TokenRun& run : shard.runs(group_rank)) {

@@ -11,14 +11,15 @@ namespace {
 
 constexpr int kTokenAxis = 1;
 
-// A new tensor like `like`, with another number of tokens.
+// Returns a new tensor like `like`, with another number of tokens.
 Tensor EmptyWith(const Tensor& like, int64_t tokens) {
   Shape shape = like.shape();
   shape[kTokenAxis] = tokens;
   return Tensor::Empty(shape, like.dtype(), like.device());
 }
 
-// Elements of each rank's tokens. In a message, the tokens of one rank follow those of another.
+// Returns the number of elements of each rank's tokens. In a message, the ranks' tokens follow one
+// another.
 std::vector<int64_t> Counts(const TokenShard& shard, const Tensor& like) {
   int64_t token = like.dim(0);
   for (int64_t axis = kTokenAxis + 1; axis < like.ndim(); ++axis) token *= like.dim(axis);
@@ -27,7 +28,7 @@ std::vector<int64_t> Counts(const TokenShard& shard, const Tensor& like) {
   return counts;
 }
 
-// Whether that is the order of position, too, so that nothing has to be moved.
+// Returns whether that order is also the order of positions, so that nothing has to be moved.
 bool InOrder(const TokenShard& shard, const Tensor& like) {
   int64_t begin = 0;
   for (int r = 0; r < shard.group().size; ++r) {
@@ -49,7 +50,7 @@ void ForEachRun(const TokenShard& shard, int group_rank, const Tensor& own, cons
   }
 }
 
-// Copies for every rank of the group; `parts` are their tokens, one rank after the other.
+// Copies for every rank of the group. `parts` are their tokens, one rank after the other.
 template <typename Copy>
 void ForEachPart(const TokenShard& shard, const Tensor& parts, const Tensor& all, Copy copy) {
   const std::vector<int64_t> counts = Counts(shard, all);

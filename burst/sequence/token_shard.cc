@@ -16,7 +16,7 @@ constexpr EnumName<Layout> kLayouts[] = {{Layout::kContiguous, "contiguous"},
                                          {Layout::kStriped, "striped"},
                                          {Layout::kBalanced, "balanced"}};
 
-// Where chunk `index` of `chunks` nearly equal ones begins.
+// Returns the begin of chunk `index` of `chunks` nearly equal ones.
 int64_t ChunkBegin(int64_t seqlen, int64_t index, int64_t chunks) {
   return seqlen * index / chunks;
 }
@@ -32,7 +32,8 @@ int64_t ChunkLength(int64_t seqlen, int64_t index, int64_t chunks) {
   return ChunkBegin(seqlen, index + 1, chunks) - ChunkBegin(seqlen, index, chunks);
 }
 
-// Where the positions `local` are among `all`; both increase. Every layout needs but a few runs.
+// Returns the places of the positions `local` among `all`. Both increase. Every layout needs only a
+// few runs.
 std::vector<TokenRun> FindRuns(const std::vector<int32_t>& local, const std::vector<int32_t>& all) {
   std::vector<TokenRun> runs;
   int64_t at = 0;
@@ -54,9 +55,7 @@ std::vector<TokenRun> FindRuns(const std::vector<int32_t>& local, const std::vec
 
 }  // namespace
 
-absl::StatusOr<Layout> ParseLayout(absl::string_view name) {
-  return ParseName("layout", name, kLayouts);
-}
+absl::StatusOr<Layout> ParseLayout(absl::string_view name) { return ParseName(name, kLayouts); }
 const char* Name(Layout layout) { return NameOf(layout, kLayouts); }
 
 std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int world_size) {

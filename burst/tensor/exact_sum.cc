@@ -11,7 +11,7 @@
 namespace burst {
 namespace {
 
-// The compiler may not see through it: x + shift - shift is x rounded, not x.
+// Hides a value from the compiler, because x + shift - shift is x rounded, not x.
 template <typename T>
 void AddOnCpu(int64_t n, const T* terms, const ExactGrid& grid, double* sum, bool assign) {
   const double shift = 1.5 * 0x1p52 * grid.unit, largest = grid.largest;

@@ -25,7 +25,7 @@ void HostCopies::Reserve(int64_t count, int64_t bytes) {
   host_bytes_ += count * bytes;
 }
 
-// The smallest that is idle and large enough.
+// Returns the smallest buffer that is idle and large enough.
 std::unique_ptr<HostCopies::Buffer> HostCopies::TakeBuffer(int64_t bytes) {
   auto best = idle_.end();
   for (auto buffer = idle_.begin(); buffer != idle_.end(); ++buffer) {
@@ -57,7 +57,7 @@ HostCopies::Stored::Stored(HostCopies* copies, Tensor tensor)
 
 HostCopies::Stored::~Stored() {
   if (buffer_ == nullptr) return;
-  copied_.Wait();  // its memory of the device is freed now
+  copied_.Wait();  // the copy's device memory is freed now
   copies_->idle_.push_back(std::move(buffer_));
 }
 

@@ -17,7 +17,7 @@
 namespace burst {
 namespace {
 
-constexpr int64_t kGrain = 1 << 15;  // elements a thread takes at least
+constexpr int64_t kGrain = 1 << 15;  // the fewest elements of a thread
 
 Shape ContiguousStrides(const Shape& shape) {
   Shape strides(shape.size());
@@ -65,7 +65,8 @@ BFloat16 ToBFloat16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
-// A double is rounded to float first: types of 16 bits are of results that were floats.
+// Converts a number. A double is rounded to float first, because 16-bit types hold results that
+// were floats.
 template <typename To, typename From>
 To Convert(From value) {
   namespace half_impl = Eigen::half_impl;

@@ -47,7 +47,7 @@ Variable LayerRunner::Run(const ForwardPass& pass, const LayerRange& layers, Var
     if (copies_ != nullptr && pass.tape.recording()) {
       Offload(pass.tape, first / plan_.segment, input, kept, offloaded);
     }
-    // When the backward comes to the segment, everyone that reads its result has done so.
+    // When the backward comes to the segment, all readers of the segment's result have ended.
     pass.tape.OnBackward([x] { x.ForgetValue(); });
   }
   return x;
@@ -72,7 +72,7 @@ Variable LayerRunner::RunSegment(const ForwardPass& pass, const Context& context
   const auto runs = std::make_shared<int>(0);
   return RecomputeInBackward(
       pass.tape, x, [this, pass, context, first, end, runs](Tape& tape, const Variable& x) {
-        std::shared_ptr<KeptAttention> kept;  // by the layer alone, until its own backward
+        std::shared_ptr<KeptAttention> kept;  // kept by the layer alone, until its own backward
         const bool again = ++*runs > 1;
         return RunLayers(pass.On(tape), context, first, end, again, x, &kept);
       });
@@ -123,8 +123,8 @@ bool LayerRunner::Offloads(int64_t segment) const {
          (segment + 1) * plan_.segment < static_cast<int64_t>(blocks_.size());
 }
 
-// Called after the segment's forward is queued. The segment before it has had that long to copy its
-// activations; its memory is free from here on.
+// Runs after the segment's forward is queued. By then the segment before it has copied its
+// activations, and its memory is free from here on.
 void LayerRunner::Offload(Tape& tape, int64_t segment, const Variable& input,
                           const std::shared_ptr<KeptAttention>& kept,
                           const std::shared_ptr<Offloaded>& segments) const {
@@ -134,7 +134,8 @@ void LayerRunner::Offload(Tape& tape, int64_t segment, const Variable& input,
   }
   if (index > 0 && (*segments)[index - 1] != nullptr) (*segments)[index - 1]->Release();
   tape.OnBackward([segments, index] {
-    // Taken out of the list: else the input and its gradient would stay until the tape ends.
+    // The list gives the entry away. Otherwise the input and its gradient would stay until the tape
+    // ends.
     if (const auto own = std::move((*segments)[index]); own != nullptr) own->Restore();
     if (index > 0 && (*segments)[index - 1] != nullptr) (*segments)[index - 1]->Fetch();
   });

@@ -55,7 +55,7 @@ void UnitUses::BeginHead(Tape& tape) const {
 void UnitUses::EndHead(Tape& tape) const {
   if (use_ == nullptr) return;
   const int unit = head_unit();
-  if (tied_) use_->EndValues(0);  // the loss has used them for its gradient, too
+  if (tied_) use_->EndValues(0);  // the loss has used the values for its gradient, too
   const bool backward_follows = part_.chunks == 1;
   if (!tape.recording() || !backward_follows) use_->EndValues(unit);
   tape.OnBackward([this, &tape, unit, backward_follows] {

@@ -11,7 +11,7 @@
 namespace burst {
 namespace {
 
-// residual + ffn(norm(x)), in chunks of tokens. residual is x, or undefined.
+// Returns residual + ffn(norm(x)), computed in chunks of tokens. residual is x, or undefined.
 Variable FeedForwardInChunks(const Block& block, int64_t chunk, const ForwardPass& pass,
                              const Variable& x, const Variable& residual) {
   const bool adds = residual.defined();
@@ -23,7 +23,7 @@ Variable FeedForwardInChunks(const Block& block, int64_t chunk, const ForwardPas
       adds ? pass.tape.result_use() : ResultUse::kRead);
 }
 
-// h + dropout(ffn(norm(h))).
+// Returns h + dropout(ffn(norm(h))).
 Variable AddFeedForward(const Block& block, const BlockParts& parts, const ForwardPass& pass,
                         const Variable& h) {
   ReachOp(static_cast<int>(block.layer()), "feed-forward");
@@ -42,8 +42,8 @@ Variable Project(const ForwardPass& pass, Tape& tape, const Variable& x,
                 ResultUse::kRead, pass->linear_precision);
 }
 
-// Attention of one group of heads. x: the layer's input if the tokens are projected in chunks
-// (ffn_chunk > 0), which then normalize them too; else the normalized input.
+// Computes attention of one group of heads. With ffn_chunk > 0, x is the layer's input, and the
+// chunks of tokens normalize it. Otherwise x is the normalized input.
 Variable AttendGroup(const Block& block, int64_t ffn_chunk, const ForwardPass& pass,
                      const Variable& x, const HeadGroup& group) {
   const SelfAttention& attention = block.attention();
@@ -59,9 +59,9 @@ Variable AttendGroup(const Block& block, int64_t ffn_chunk, const ForwardPass& p
   return attention.AttendGroup(pass, projected, group);
 }
 
-// Attention's result of all heads, [batch, length, heads, head_dim], one group of heads at a time.
-// Every group normalizes its chunks again, so that all tokens have nothing of the width but x and
-// its gradient.
+// Returns attention's result of all heads, [batch, length, heads, head_dim], one group of heads at
+// a time. Every group normalizes its chunks again. So the only tensors of all tokens and the whole
+// width are x and its gradient.
 Variable AttendInGroups(const Block& block, const BlockParts& parts, const ForwardPass& pass,
                         const Variable& x) {
   const SelfAttention& attention = block.attention();
@@ -85,7 +85,7 @@ Variable AttendInGroups(const Block& block, const BlockParts& parts, const Forwa
   return out;
 }
 
-// The layer of an exact pass: the steps before attention and those after it chunk by chunk.
+// Runs the layer of an exact pass. The steps before attention and after it go chunk by chunk.
 Variable RunInTokenChunks(const Block& block, const BlockParts& parts, const ForwardPass& pass,
                           const Variable& x) {
   const SelfAttention& attention = block.attention();

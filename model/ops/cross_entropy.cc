@@ -10,9 +10,9 @@
 namespace burst {
 namespace {
 
-// For each row: loss = -log softmax(logits)[target], 0 without a target. With `gradient`, logits
-// becomes dlogits = scale (softmax(logits) - onehot(target)).
-// logits: [rows, vocab], targets: [rows], losses: [rows]
+// Computes for each row loss = -log softmax(logits)[target], or 0 without a target. With
+// `gradient`, logits becomes dlogits = scale (softmax(logits) - onehot(target)). logits: [rows,
+// vocab], targets: [rows], losses: [rows]
 template <typename T>
 void SoftmaxCrossEntropy(const MatrixView<T>& logits, const int32_t* targets, double scale,
                          bool gradient, double* losses) {

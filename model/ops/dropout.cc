@@ -14,7 +14,7 @@ namespace {
 // The random words of channels 64 tile + [0, 64): channel 64 tile + 16 w + i takes word w of
 // counter 16 tile + i, an order in which the loop vectorizes without shuffles.
 constexpr int64_t kChannels = 64;
-// Apart from each other and from other uses of the seed.
+// These streams differ from each other and from other uses of the seed.
 constexpr uint64_t kKeyStream = uint64_t{0xd} << 60, kAttentionStream = uint64_t{0xa} << 60;
 void RandomWords(uint64_t key, uint32_t row, uint32_t position, uint32_t tile, uint32_t* words) {
   for (uint32_t i = 0; i < 16; ++i) {
@@ -23,13 +23,13 @@ void RandomWords(uint64_t key, uint32_t row, uint32_t position, uint32_t tile, u
   }
 }
 
-// The key of a place of a forward pass, by its number.
+// Returns the key of a place in a forward pass, by the place's number.
 uint64_t KeyOf(const DropoutKey& key, uint64_t place) {
   const PhiloxCounter mixed = Philox(key.seed, place, key.step);
   return uint64_t{mixed[0]} << 32 | mixed[1];
 }
 
-// The rate in effect is the threshold's.
+// The rate in effect is what the threshold gives.
 DropoutMask MaskOf(const DropoutSite& site) {
   DropoutMask mask;
   mask.key = KeyOf(site.key, kKeyStream + site.site);

@@ -30,7 +30,7 @@ void EmbeddingBackward(int64_t tokens, int64_t width, const int32_t* ids, const 
   });
 }
 
-// Both forms on a GPU. Without positions: a null tensor and an undefined table.
+// Both forms of the op on a GPU. Without positions, their tensor is null and their table undefined.
 Variable EmbeddingOnGpu(Tape& tape, const Tensor& ids, const Variable& table,
                         const Tensor& positions, const Variable& position_table) {
   BURST_CHECK(ids.is_contiguous() && table.value().is_contiguous());

@@ -37,8 +37,8 @@ void Forward(const Group& group, int64_t tokens, int64_t heads, int64_t channels
   });
 }
 
-// As of RmsNorm, with xhat = x rstd and g = dy weight:
-// dx = rstd (g - xhat mean(g xhat)), dweight += sum over tokens and heads of dy xhat
+// The gradient is RmsNorm's, with xhat = x rstd and g = dy weight: dx = rstd (g - xhat mean(g
+// xhat)), dweight += sum over tokens and heads of dy xhat
 template <typename T>
 void Backward(const Group& group, int64_t tokens, int64_t heads, int64_t channels, const T* x,
               const T* dy, T* dx) {

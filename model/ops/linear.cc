@@ -43,7 +43,7 @@ void BiasBackward(const MatrixView<T>& dy, T* dbias) {
   });
 }
 
-// The leading axes of x whose remaining axes hold `in` elements, then out.
+// Returns the leading axes of x, whose remaining axes hold `in` elements, followed by out.
 Shape OutputShape(const Shape& x, int64_t in, int64_t out) {
   Shape shape = x;
   int64_t trailing = 1;

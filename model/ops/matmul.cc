@@ -11,8 +11,8 @@ namespace {
 
 using Eigen::Dynamic;
 
-// The columns of a matrix in row-major memory are `stride` apart when it is read transposed: then
-// it is a column-major matrix.
+// When a matrix in row-major memory is read transposed, it is a column-major matrix whose columns
+// are `stride` apart.
 template <typename T, int kOrder>
 auto AsEigen(const MatrixView<T>& m) {
   using Matrix = Eigen::Matrix<T, Dynamic, Dynamic, kOrder>;
@@ -48,10 +48,10 @@ void MatMul(const MatrixView<T>& a, const MatrixView<T>& b, const MatrixView<T>&
   BURST_CHECK(a.rows == c.rows && b.cols == c.cols && a.cols == b.rows && !c.transposed)
       << "[" << a.rows << ", " << a.cols << "] x [" << b.rows << ", " << b.cols << "] -> ["
       << c.rows << ", " << c.cols << "]";
-  // A thread's part is enough work to wake a thread for, and whole panels of Eigen's kernel. The
+  // A thread's part is whole panels of Eigen's kernel, with enough work to wake a thread for. The
   // order in which Eigen adds up an element depends on its place in a panel and on k, not on m and
-  // n. Cut between panels, all elements have the bits of one thread. The last part has the rest,
-  // and no part is small enough that Eigen would use another kernel for it.
+  // n. So cuts between panels give all elements the bits of one thread. The last part has the rest.
+  // No part is small enough that Eigen would use another kernel for it.
   using Kernel = Eigen::internal::gebp_traits<T, T>;
   constexpr int64_t kRows = 16, kCols = 48, kMinExtent = 48, kMinFlops = 1 << 20;
   static_assert(kRows % Kernel::nr == 0 && kCols % Kernel::mr == 0, "not whole panels");

@@ -11,9 +11,9 @@
 namespace burst {
 namespace {
 
-// y1 = x1 cos - sign x2 sin, y2 = x2 cos + sign x1 sin, where x1, x2 are the halves of a head.
-// sign = 1 rotates by the position's angle, sign = -1 back; heads behind the first `rotated` are
-// copied. x, y: [tokens, heads, head_dim]
+// y1 = x1 cos - sign x2 sin, y2 = x2 cos + sign x1 sin, where x1, x2 are the halves of a head. sign
+// = 1 rotates by the position's angle, and sign = -1 rotates back. Heads after the first `rotated`
+// are copied. x, y: [tokens, heads, head_dim]
 template <typename T>
 void Rotate(const RopeTable& table, int64_t heads, int64_t rotated, T sign, const T* x, T* y) {
   const int64_t half = table.cos.dim(1);
@@ -33,7 +33,7 @@ void Rotate(const RopeTable& table, int64_t heads, int64_t rotated, T sign, cons
   });
 }
 
-// The angles of every position once; tokens that share one copy them.
+// Computes the angles of every position once. Tokens that share a position copy them.
 template <typename T>
 void FillTable(const Tensor& positions, const RopeAngles& angles, const RopeTable& table) {
   const std::vector<double>& frequencies = angles.frequencies;
@@ -107,7 +107,7 @@ Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> ta
     return to;
   };
   const Variable y = tape.Output(rotate(1, x.value()), {x});
-  // The transpose turns back, and scales as much.
+  // The gradient applies the transpose: it rotates back, with the same scale.
   if (tape.NeedsGrad({x})) {
     tape.Record("rope", {y}, [=] { x.AddGrad(rotate(-1, y.grad().Contiguous())); });
   }

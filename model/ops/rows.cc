@@ -9,7 +9,7 @@ Variable SelectRows(Tape& tape, const Variable& x, const std::vector<RowRange>& 
   shape[0] = 0;
   for (const RowRange& range : ranges) shape[0] += range.length;
   const Tensor value = Tensor::Empty(shape, x.value().dtype(), x.value().device());
-  // visit(range of x, the same of y)
+  // Calls visit(range of x, the same range of y).
   const auto for_each_range = [ranges](const Tensor& all, const Tensor& selected,
                                        const auto& visit) {
     int64_t at = 0;
@@ -21,7 +21,7 @@ Variable SelectRows(Tape& tape, const Variable& x, const std::vector<RowRange>& 
   for_each_range(x.value(), value, [](const Tensor& from, const Tensor& to) { to.CopyFrom(from); });
   if (!tape.NeedsGrad({x})) return Variable(value);
 
-  // As a parameter's, the gradient of y is what GEMMs accumulate into.
+  // GEMMs accumulate into the gradient of y, as into a parameter's gradient.
   const Variable y(value, Tensor::Empty(shape, SumDType(value.dtype()), value.device()));
   y.ZeroGrad();
   tape.Record("select_rows", {y}, [=] {

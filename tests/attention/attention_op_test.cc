@@ -1,5 +1,5 @@
-// AttentionOp, the attention of all ranks as an op on the tape, against naive attention in double
-// precision.
+// Compares AttentionOp, the attention of all ranks as an op on the tape, with naive attention in
+// double precision.
 
 #include <gtest/gtest.h>
 
@@ -31,14 +31,14 @@ namespace {
 
 constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 8;
 
-// The part of a tensor [batch, length, kHeads + 2 kKvHeads, head_dim] that holds the heads of Q
-// (0), K (1) or V (2).
+// Returns the heads of Q (0), K (1) or V (2) in a tensor [batch, length, kHeads + 2 kKvHeads,
+// head_dim].
 Tensor Part(const Tensor& packed, int i) {
   return i == 0 ? packed.Slice(2, 0, kHeads)
                 : packed.Slice(2, kHeads + (i - 1) * kKvHeads, kKvHeads);
 }
 
-// This rank's tokens of q, k and v in one tensor.
+// Returns this rank's tokens of q, k and v in one tensor.
 Tensor Pack(const Inputs& inputs, const std::vector<int32_t>& positions) {
   const Tensor packed = Tensor::Empty(
       {inputs.q.dim(0), static_cast<int64_t>(positions.size()), kHeads + 2 * kKvHeads, kHeadDim},
@@ -49,7 +49,7 @@ Tensor Pack(const Inputs& inputs, const std::vector<int32_t>& positions) {
   return packed;
 }
 
-// q, k, v as slices of one tensor, and a loss that depends on lse too.
+// q, k and v are slices of one tensor, and the loss depends on lse, too.
 TEST(AttentionOpTest, StridedInputsAndLse) {
   const int64_t batch = 2, seqlen = 20;
   const Inputs inputs = RandomInputs(batch, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 8);
@@ -67,7 +67,7 @@ TEST(AttentionOpTest, StridedInputsAndLse) {
               Reference(inputs, {true, 0}, 1 / std::sqrt(8.0)), 1e-12);
 }
 
-// The packed op on several ranks: slices of one tensor in, slices of one gradient out.
+// The packed op on several ranks takes slices of one tensor and returns slices of one gradient.
 TEST(AttentionOpTest, Packed) {
   const int64_t batch = 2, seqlen = 37;
   Inputs inputs = RandomInputs(batch, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 8);
@@ -107,7 +107,7 @@ TEST(AttentionOpTest, Packed) {
   }
 }
 
-// ---- Sinks: on any ranks those of the naive attention, whose keys have one more without a value.
+// ---- Sinks. On any ranks they equal those of naive attention, with one more key without a value.
 
 struct WithSinks {
   AttentionResults results;
@@ -131,7 +131,7 @@ using MakeAttention =
 using MakeSchedule =
     std::function<absl::StatusOr<AttentionSchedule>(const SequenceParallelAttention& attention)>;
 
-// The op with lse on all ranks; the sinks' gradient is added up over them.
+// Runs the op with lse on all ranks, and adds up the sinks' gradient over the ranks.
 WithSinks RunWithSinks(int ranks, const Inputs& inputs, const std::vector<double>& sinks,
                        const MakeAttention& make_attention, const MakeSchedule& make_schedule) {
   WithSinks run = {EmptyResults(inputs), std::vector<double>(sinks.size(), 0)};
@@ -209,7 +209,7 @@ TEST(AttentionSinksTest, OnAnyRanksAreThoseOfOne) {
   }
 }
 
-// Slices, which take several calls of a kernel in a round, and rows that see no key.
+// Slices take several calls of a kernel in a round. Some rows see no key.
 TEST(AttentionSinksTest, CountOnceUnderSlices) {
   const int64_t seqlen = 60;
   const std::vector<double> sinks(std::begin(kSinks), std::end(kSinks));
@@ -231,7 +231,7 @@ TEST(AttentionSinksTest, CountOnceUnderSlices) {
   }
 }
 
-// In chunks the gradients come in parts, one for each.
+// Exact attention computes the gradients in parts, one for each chunk.
 TEST(AttentionSinksTest, OfExactAttention) {
   const int64_t seqlen = 48;
   const std::vector<double> sinks(std::begin(kSinks), std::end(kSinks));

@@ -1,5 +1,5 @@
-// The layout "balanced": every token once, equal numbers of them, and the work of the ranks,
-// counted pair by pair from their schedules.
+// Tests the layout "balanced". Ranks have every token once and equal numbers of tokens. The work of
+// a rank is counted pair by pair from its schedule.
 
 #include "burst/sequence/balance.h"
 
@@ -16,15 +16,15 @@
 namespace burst {
 namespace {
 
-// Lengths from a log-normal distribution, most of them short: exp of a normal of mean log(median)
-// and deviation `spread`, none longer than `longest`.
+// Returns lengths from a log-normal distribution, most of them short. A length is exp of a normal
+// of mean log(median) and deviation `spread`, at most `longest`.
 std::vector<int32_t> LongTailed(int64_t seqlen, double median, double spread, int64_t longest,
                                 unsigned seed) {
   std::mt19937 random(seed);
   std::vector<int32_t> starts;
   for (int64_t at = 0; at < seqlen;) {
     starts.push_back(static_cast<int32_t>(at));
-    // Box and Muller, as std::normal_distribution differs between libraries.
+    // This is Box and Muller's method, because std::normal_distribution differs between libraries.
     const double a = (random() + 1.0) / 4294967297.0, b = random() / 4294967296.0;
     const double normal = std::sqrt(-2 * std::log(a)) * std::cos(2 * M_PI * b);
     const auto length = static_cast<int64_t>(median * std::exp(spread * normal));
@@ -51,7 +51,7 @@ std::vector<std::vector<int32_t>> InLayout(Layout layout, int64_t seqlen, int ra
   return positions;
 }
 
-// The pairs of the busiest rank, of the mean.
+// Returns the busiest rank's pairs divided by the mean.
 double Busiest(const std::vector<RingSchedule>& schedules) {
   int64_t sum = 0, most = 0;
   for (const RingSchedule& schedule : schedules) {
@@ -105,9 +105,9 @@ TEST(Balance, WithoutDocumentsItIsZigzag) {
   }
 }
 
-// Long tails of 8 and of 128 thousand tokens; the longest document at most a quarter of them, and
-// any length. The busiest rank's work is within 5 % of the mean; less is sent than of any other
-// layout that is as balanced.
+// Sequences have 8 and 128 thousand tokens. The longest document has at most a quarter of them, or
+// any length. The busiest rank's work is within 5 % of the mean. Ranks send less than with any
+// other layout that is as balanced.
 TEST(Balance, TheBusiestRankIsWithinFivePercentOfTheMean) {
   for (const int64_t seqlen : {8192, 131072}) {
     for (const int ranks : {2, 3, 4, 8}) {
@@ -137,7 +137,7 @@ TEST(Balance, TheBusiestRankIsWithinFivePercentOfTheMean) {
   }
 }
 
-// Rows with documents of their own share one division, by chunks.
+// Rows with different documents share one division, by chunks.
 TEST(Balance, SeveralRows) {
   const int64_t seqlen = 16384;
   for (const int ranks : {2, 4, 8}) {
@@ -152,7 +152,7 @@ TEST(Balance, SeveralRows) {
   }
 }
 
-// Documents of equal lengths, as many as ranks or a multiple: nothing is sent at all.
+// If the number of documents of equal lengths is a multiple of the ranks, nothing is sent.
 TEST(Balance, DocumentsThatFitAreNotSent) {
   for (const int ranks : {2, 4, 8}) {
     for (const int64_t of_a_rank : {1, 3}) {

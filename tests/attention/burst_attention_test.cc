@@ -1,5 +1,6 @@
-// The whole of BurstAttention, ranks as threads, against a naive double-precision attention over
-// the undivided sequence: forward and both backward directions, every layout and mask.
+// Compares BurstAttention, with ranks as threads, with naive double-precision attention over the
+// undivided sequence. It covers the forward, both directions of the backward, and every layout and
+// mask.
 
 #include "burst/attention/burst_attention.h"
 
@@ -56,7 +57,8 @@ absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, c
   return absl::OkStatus();
 }
 
-// Runs the ring over `world_size` ranks and puts its parts together. Traffic is summed over ranks.
+// Runs the ring over `world_size` ranks and joins the parts of the results. Traffic is summed over
+// ranks.
 absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const Inputs& inputs,
                      const IntervalMask& mask, AttentionResults* results,
                      RingTraffic* forward = nullptr, RingTraffic* backward = nullptr) {
@@ -84,7 +86,8 @@ absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const
 // (heads, kv heads), head_dim
 class BurstAttentionSweep : public testing::TestWithParam<std::tuple<std::pair<int, int>, int>> {};
 
-// float32 to 1e-5 of the largest element, G x layouts x masks x lengths x directions.
+// Results in float32 are within 1e-5 of the largest element, over G x layouts x masks x lengths x
+// directions.
 TEST_P(BurstAttentionSweep, MatchesTheReference) {
   const auto [head_counts, head_dim] = GetParam();
   const auto [heads, kv_heads] = head_counts;
@@ -100,7 +103,7 @@ TEST_P(BurstAttentionSweep, MatchesTheReference) {
           for (BackwardDirection direction : kDirections) {
             if (world_size == 1 &&
                 (layout != Layout::kZigzag || direction != BackwardDirection::kBurst)) {
-              continue;  // one rank has no ring: layouts and directions are the same thing
+              continue;  // one rank has no ring, so layouts and directions do not differ
             }
             SCOPED_TRACE(testing::Message()
                          << "seqlen " << seqlen << " " << named.name << " ranks " << world_size
@@ -132,8 +135,8 @@ INSTANTIATE_TEST_SUITE_P(HeadsAndDims, BurstAttentionSweep,
                                           testing::ValuesIn(CasesOrFew({16, 64, 80, 128}, 1))),
                          SweepName);
 
-// The double ring, in double precision, and its bytes: those that the schedule announces for each
-// kind of link.
+// Tests the double ring in double precision. It sends the bytes that the schedule announces for
+// each kind of link.
 TEST(BurstAttentionTest, DoubleRing) {
   const int64_t heads = 4, kv_heads = 2, head_dim = 16;
   for (int64_t seqlen : {5, 129}) {
@@ -205,7 +208,7 @@ TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
   }
 }
 
-// Partial results and gradients in transit are float32: the error does not grow with the ring.
+// Partial results and gradients in transit are float32, so the error does not grow with the ring.
 TEST(BurstAttentionTest, ErrorDoesNotGrowWithTheRing) {
   const Inputs inputs = RandomInputs(1, 512, 2, 2, 64, DType::kFloat32, 9);
   const AttentionResults expected = Reference(inputs, {true, 0}, 0.125);
@@ -231,7 +234,7 @@ TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
   }
 }
 
-// NaN in the tokens of one document, whatever rank has them, changes no bit of another one's.
+// NaN in the tokens of one document, on any rank, changes no bit of another document's results.
 TEST(BurstAttentionTest, NaNStaysInItsDocument) {
   constexpr int64_t kBegin = 90, kEnd = 201, kSeqlen = 333;
   const Inputs clean = RandomInputs(1, kSeqlen, 2, 1, 32, DType::kFloat32, 5);
@@ -274,8 +277,8 @@ TEST(BurstAttentionTest, NaNStaysInItsDocument) {
   }
 }
 
-// Bytes a transfer and element of the batch, from the method's table, times G - 1 transfers of
-// every rank.
+// The method's table gives the bytes, for each transfer and element of the batch. Every rank makes
+// G - 1 transfers.
 TEST(BurstAttentionTest, BytesEqualTheFormulas) {
   const int64_t batch = 2, seqlen = 96, head_dim = 16;
   for (const auto& [heads, kv_heads] : {std::make_pair(4, 4), std::make_pair(4, 1)}) {
@@ -323,7 +326,7 @@ TEST(BurstAttentionTest, AutoTakesTheDirectionOfFewerBytes) {
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create({}, &comm));
     BURST_ASSIGN_OR_RETURN(const AttentionSchedule made, attention->Schedule(1024, Mask::Full()));
     const RingSchedule& schedule = *made.ring();
-    // Multi-head: 3 Hq + 2 Z against 4 Hk. Grouped by two: 4 Hk is less.
+    // Multi-head attention compares 3 Hq + 2 Z with 4 Hk. Grouped by two, 4 Hk is less.
     EXPECT_EQ(attention->Direction(schedule, 8, 8, 64, DType::kFloat32), BackwardDirection::kBurst);
     EXPECT_EQ(attention->Direction(schedule, 8, 4, 64, DType::kFloat32), BackwardDirection::kRing);
     EXPECT_EQ(attention->Direction(schedule, 8, 1, 64, DType::kFloat32), BackwardDirection::kRing);
@@ -333,7 +336,7 @@ TEST(BurstAttentionTest, AutoTakesTheDirectionOfFewerBytes) {
 }
 
 TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
-  // 8 ranks of 16 tokens in order; a window of 16 reaches into the previous rank only.
+  // 8 ranks have 16 tokens each, in order. A window of 16 reaches into the previous rank only.
   const Inputs inputs = RandomInputs(1, 128, 2, 2, 16, DType::kFloat32, 2);
   BurstAttentionOptions options;
   options.layout = Layout::kContiguous;
@@ -348,7 +351,7 @@ TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
 }
 
 #ifdef BURST_TEST_CUDA
-// A GPU for every rank.
+// Every rank has a GPU.
 TEST(BurstAttentionTest, OverNccl) {
   const int most = std::min(CudaDeviceCount(), 4);
   if (most < 2) GTEST_SKIP() << "NCCL needs two GPUs";
@@ -391,8 +394,9 @@ TEST(BurstAttentionTest, OverNccl) {
   }
 }
 
-// bfloat16 and float16 on a ring: partial results and gradients in transit are float32, so errors
-// are bounded by those of a naive computation in that dtype, as in flash_attention_16bit_test.
+// Tests bfloat16 and float16 on a ring. Partial results and gradients in transit are float32. So
+// the errors of a naive computation in that dtype bound the errors, as in
+// flash_attention_16bit_test.
 void CheckOf16Bits(DType dtype) {
   const double rounding = dtype == DType::kFloat16 ? 0x1p-12 : 0x1p-9;
   const int64_t batch = 2, seqlen = 150, heads = 4, kv_heads = 2, head_dim = 64;
@@ -438,8 +442,8 @@ void CheckOf16Bits(DType dtype) {
     no_worse(actual.dk, naive.dk, expected.dk, 1 + (burst ? 0 : transfers));
     no_worse(actual.dv, naive.dv, expected.dv, 1 + (burst ? 0 : transfers));
 
-    // Bytes of a token and transfer: q 2, lse and delta 4, gradients 4 or 2 an element. Zigzag and
-    // causal: every block visits every rank.
+    // An element of a token and transfer has 2 bytes for q, 4 for lse and delta, and 4 or 2 for
+    // gradients. With zigzag and a causal mask, every block visits every rank.
     const int64_t tokens = (world_size - 1) * batch * seqlen;
     const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
     EXPECT_EQ(forward.blocks.total().bytes, tokens * 2 * hk * 2);
@@ -453,8 +457,8 @@ void CheckOf16Bits(DType dtype) {
 TEST(BurstAttentionTest, BFloat16) { CheckOf16Bits(DType::kBFloat16); }
 TEST(BurstAttentionTest, Float16) { CheckOf16Bits(DType::kFloat16); }
 
-// A document reaches ten tokens into the other rank's part: the call with that rank's keys, the
-// last one, leaves the other queries alone, whose sums are converted all the same.
+// A document reaches ten tokens into the other rank's part. The last call, with that rank's keys,
+// leaves the other queries alone, but their sums are also converted.
 TEST(BurstAttentionTest, FewQueriesSeeTheLastBlock) {
   Inputs inputs = RandomInputs(/*batch=*/2, /*seqlen=*/600, /*heads=*/4, /*kv_heads=*/2,
                                /*head_dim=*/64, DType::kFloat32, 5);

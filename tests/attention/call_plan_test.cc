@@ -1,5 +1,5 @@
-// Plans of calls against brute force: a walk through every plan, head by head, with sums that hold
-// garbage until a call assigns them.
+// Checks plans of calls by brute force. The test walks through every plan, head by head, with sums
+// that hold garbage until a call assigns them.
 
 #include "burst/attention/ring/call_plan.h"
 
@@ -186,7 +186,7 @@ TEST(CallPlanTest, EveryHeadComputesEveryBlockOnceAndSumsBeginAndEnd) {
   }
 }
 
-// Whole blocks are one call for kernels that take lists. Others get them as intervals.
+// Whole blocks are one call for kernels that take lists. Other kernels get them as intervals.
 TEST(CallPlanTest, KernelsThatTakeNoListsGetIntervals) {
   constexpr int64_t kSeqlen = 8 * kListBlock;
   const Mask mask = Mask::Slices({BlockSlices(
@@ -225,7 +225,7 @@ TEST(CallPlanTest, ARankWithoutOtherKeysMakesOneCall) {
   EXPECT_FALSE(schedule.calls({RingPass::kRingBackward, false, 2, 2}).one_call);
 }
 
-// A last call of few queries is followed by a conversion of its own.
+// A separate conversion follows a last call of few queries.
 TEST(CallPlanTest, TheLastCallConvertsWhereItCoversMostQueries) {
   const auto converts = [](const Mask& mask, int64_t seqlen) {
     const auto shard = TokenShard::Create(/*group_index=*/1, 2, Layout::kContiguous, seqlen);

@@ -1,5 +1,6 @@
-// Cross-attention over ranks: queries of one sequence, keys and values of another, each spread in
-// its own layout; as an op on the tape, against naive attention in double precision.
+// Tests cross-attention over ranks, as an op on the tape. Queries of one sequence see keys and
+// values of another, and each sequence has its own layout. The reference is naive attention in
+// double precision.
 
 #include <gtest/gtest.h>
 
@@ -107,7 +108,8 @@ void ExpectMatches(const How& how, const Inputs& inputs, Bytes* bytes = nullptr,
   }
 }
 
-// Fewer tokens than ranks on either side, lengths that no rank count divides.
+// The lengths have fewer tokens than ranks on either side, or are not divisible by a number of
+// ranks.
 constexpr std::pair<int64_t, int64_t> kLengths[] = {{1, 7}, {5, 3}, {61, 20}, {20, 61}, {40, 40}};
 
 TEST(CrossAttentionTest, RingsOfEveryLayout) {
@@ -130,7 +132,7 @@ TEST(CrossAttentionTest, RingsOfEveryLayout) {
   }
 }
 
-// Which queries of the one sequence see which keys of the other, of any shape.
+// Slices say which queries of one sequence see which keys of the other, in any shape.
 TEST(CrossAttentionTest, SlicesOfTwoSequences) {
   const MaskSlices slices = {{{0, 9, 0, 30, SliceKind::kFull},
                               {3, 20, 5, 22, SliceKind::kCausal},
@@ -158,7 +160,8 @@ TEST(CrossAttentionTest, OtherStrategiesAndADoubleRing) {
 }
 
 // A block visits every other rank, and its gradient comes back by as many transfers. The backward
-// takes the direction of fewer bytes: with few keys these go around, with few queries those.
+// takes the direction of fewer bytes: it sends keys around if they are few, and queries if they are
+// few.
 TEST(CrossAttentionTest, BytesEqualTheFormulas) {
   constexpr int64_t kSize = sizeof(double), kG = 4;
   constexpr int64_t kOfQuery = kSize * kHeads * (3 * kHeadDim + 2);  // Q, dO, dQ; lse, delta

@@ -1,5 +1,5 @@
-// ExactAttention on ranks, on the device: the attention that a naive one in double precision
-// computes, and the same bits on any number of ranks, in every layout.
+// Tests ExactAttention on ranks, on the device. It equals naive attention in double precision, and
+// has the same bits on any number of ranks, in every layout.
 #include "burst/attention/exact_attention.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ Inputs InputsOf(int64_t batch, int64_t head_dim, DType dtype, uint64_t seed) {
           drawn.dlse};
 }
 
-// The inputs' gradients are of numbers near 1, and dK and dV of a hundred or so of them.
+// The inputs' gradients are sums of numbers near 1. dK and dV are sums of about a hundred of them.
 ExactAttentionOptions Options(int64_t chunk, int64_t seqlen) {
   ExactAttentionOptions options;
   options.chunk = chunk;
@@ -73,7 +73,7 @@ AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Lay
   return results;
 }
 
-// Packed masks have two rows with documents of their own.
+// Packed masks have two rows with different documents.
 IntervalMask TwoRows(const NamedMask& named, int64_t seqlen) {
   IntervalMask mask = named.Of(seqlen);
   if (named.packed) mask.documents.push_back({0, 1, static_cast<int32_t>(seqlen / 2)});
@@ -84,8 +84,8 @@ class ExactAttentionTest : public testing::TestWithParam<NamedMask> {};
 INSTANTIATE_TEST_SUITE_P(Masks, ExactAttentionTest, testing::ValuesIn(kMasks),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Grouped heads. 2^-35 of every part of dK and dV is rounded away, of 12 chunks, where gradients
-// are near 1.
+// Heads are grouped. Each of 12 chunks rounds its part of dK and dV by 2^-35, where gradients are
+// near 1.
 TEST_P(ExactAttentionTest, IsAttentionInDouble) {
   const int64_t head_dim = 8;
   const Inputs inputs = InputsOf(kBatch, head_dim, DType::kFloat64, 1);
@@ -100,7 +100,7 @@ TEST_P(ExactAttentionTest, IsAttentionInDouble) {
   }
 }
 
-// More ranks than chunks, too.
+// Some cases have more ranks than chunks.
 TEST_P(ExactAttentionTest, HasTheSameBitsOnAnyRanks) {
   std::vector<DType> dtypes = {DType::kFloat32};
   if (kTestDevice == DeviceType::kCuda) dtypes = {DType::kFloat32, DType::kBFloat16};
@@ -139,7 +139,7 @@ TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
   }
 }
 
-// Chunks of whole sequences: two of three, and one.
+// Chunks hold whole sequences: two of three, and one.
 TEST_P(ExactAttentionTest, TakesSeveralSequencesAtATime) {
   const Inputs inputs = InputsOf(3, 8, DType::kFloat64, 5);
   IntervalMask mask = TwoRows(GetParam(), kSeqlen);
@@ -150,7 +150,7 @@ TEST_P(ExactAttentionTest, TakesSeveralSequencesAtATime) {
   ExpectClose(one, expected, 1e-10);
   options.rows = 2;
   ExpectClose(Attend(inputs, options, Layout::kZigzag, 1, mask), expected, 1e-10);
-  // A rank has all, the others have nothing.
+  // One rank has all tokens, and the others have none.
   ExpectBitwiseEqual(Attend(inputs, options, Layout::kZigzag, 3, mask),
                      Attend(inputs, options, Layout::kZigzag, 1, mask));
 }
@@ -172,7 +172,7 @@ TEST(ExactAttentionErrors, AreClear) {
             absl::StatusCode::kUnimplemented);
   EXPECT_EQ(attention->Schedule(Sequences::Cross(64, 32), Mask::Full()).status().code(),
             absl::StatusCode::kUnimplemented);
-  // Schedules of one are not for the other.
+  // A schedule of one kind of attention is not for the other.
   const auto ring = *BurstAttention::Create({}, nullptr);
   const Inputs inputs = RandomInputs(1, 32, 2, 2, 8, DType::kFloat32, 4);
   const auto forward = [&](SequenceParallelAttention& of, const AttentionSchedule& schedule) {

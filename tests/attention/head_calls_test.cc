@@ -10,7 +10,7 @@ void ExpectRange(const HeadRange& range, int64_t begin, int64_t end) {
   EXPECT_EQ(range.end, end);
 }
 
-// As a ring has them: half of the heads, all of them twice, the other half.
+// The calls are a ring's calls: half of the heads, all heads twice, and the other half.
 TEST(HeadCallsTest, HalvesBeginAndEndInDifferentCalls) {
   HeadCalls calls(5);
   calls.Announce({0, 2}, 1);

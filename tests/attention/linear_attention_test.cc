@@ -1,5 +1,5 @@
-// Linear attention over ranks (examples/linear_attention.h) against its definition: sums over all
-// pairs of tokens, in another order, and central differences.
+// Compares linear attention over ranks (examples/linear_attention.h) with its definition, sums over
+// all pairs of tokens in another order. Gradients are compared with central differences.
 #include "examples/linear_attention.h"
 
 #include <gtest/gtest.h>
@@ -101,12 +101,13 @@ double LargestDifference(const Matrix& a, const Matrix& b) {
   return difference;
 }
 
-// Outputs are means of V: some hundred additions of positive terms each, of 2^-53 relative error.
+// Outputs are means of V. Each takes some hundred additions of positive terms, with a relative
+// error of 2^-53.
 TEST(LinearAttentionTest, TheDefinition) {
   for (int64_t seqlen : {1, 5, 61, 200}) {
     const Problem problem(seqlen);
     const Matrix expected = Naive(problem);
-    for (int ranks : {1, 2, 3, 4, 8}) {  // of 8 some have no token of 5
+    for (int ranks : {1, 2, 3, 4, 8}) {  // some of 8 ranks have none of 5 tokens
       EXPECT_LT(LargestDifference(OverRanks(problem, ranks).out, expected), 1e-12)
           << seqlen << " tokens, " << ranks << " ranks";
     }
@@ -144,7 +145,8 @@ TEST(LinearAttentionTest, GradientsAreCentralDifferences) {
   }
 }
 
-// One message a rank and direction, but from the last rank forward and from the first back.
+// Each rank sends one message in each direction, except the last rank forward and the first rank
+// back.
 TEST(LinearAttentionTest, MessagesDoNotGrowWithTheSequence) {
   constexpr int kRanks = 4;
   constexpr int64_t kState = kHeadDim * (kHeadDim + 1) * sizeof(double);

@@ -1,5 +1,5 @@
-// BurstAttention against the page that explains it (examples/ring_on_one_page.h): out, lse, dq, dk
-// and dv of every head, float64, to rounding.
+// Compares BurstAttention with the page that explains it (examples/ring_on_one_page.h). out, lse,
+// dq, dk and dv of every head are equal to rounding in float64.
 
 #include "examples/ring_on_one_page.h"
 
@@ -24,7 +24,8 @@ constexpr NamedMask kPageMasks[] = {{"full", false, 0, false},
                                     {"two-sided window", false, 9, false},
                                     {"packed", true, 0, true}};
 
-// Rows `positions` of one head of a global tensor [1, seqlen, heads, head_dim], and back: added.
+// TakeHead returns the rows `positions` of one head in a global tensor [1, seqlen, heads,
+// head_dim]. The next function adds such rows to it.
 Matrix TakeHead(const Tensor& global, const std::vector<int32_t>& positions, int64_t head) {
   Matrix matrix(static_cast<int64_t>(positions.size()), global.dim(3));
   for (int64_t i = 0; i < matrix.rows; ++i) {

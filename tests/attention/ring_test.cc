@@ -1,5 +1,5 @@
-// The ring itself, without attention: blocks hold their owner's rank, gradients are random numbers.
-// Flat and double rings, gradients sent as float32 and as bfloat16.
+// Tests the ring without attention. Blocks hold their owner's rank, and gradients are random
+// numbers. Rings are flat and double, and gradients are sent as float32 and as bfloat16.
 #include "burst/attention/ring/ring.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kWidth = 3;
 
-// What rank `host` adds to the gradient of the block of rank `source`.
+// Returns what rank `host` adds to the gradient of rank `source`'s block.
 Tensor Part(int source, int host, int64_t length) {
   return RandomNormal({1, length, kWidth}, DType::kFloat32, /*seed=*/source, /*stream=*/host, 1.0);
 }
@@ -33,7 +33,8 @@ struct Case {
   DType in_transit;
 };
 
-// Two runs of one rank, so that buffers are used again; the gradient of its own block.
+// Makes two runs of one rank, so that buffers are used again, and returns the gradient of its own
+// block.
 absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* result,
                      RingTraffic* traffic) {
   std::unique_ptr<Communicator> between_nodes;
@@ -58,7 +59,7 @@ absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* 
         schedule.query_route(), {{block, 1}}, &gradients,
         [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Sums& sums) {
           for (float owner : visiting[0].ToVector<float>()) EXPECT_EQ(owner, source);
-          // This rank's own block is computed in two calls: half each.
+          // This rank's own block is computed in two calls, half of it in each.
           EXPECT_EQ(part == Ring::Part::kWhole, source != comm.rank());
           const Tensor term = Part(source, comm.rank(), schedule.query_route().lengths[source]);
           if (source == comm.rank()) term.Scale(0.5);
@@ -132,8 +133,8 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
                 magnitude = std::max(magnitude, absolute[i]);
               }
             }
-            // A partial sum is rounded once for every addition and, to bfloat16, at every transfer:
-            // as many as ranks, at most.
+            // A partial sum is rounded once for every addition and, to bfloat16, at every transfer.
+            // The number of transfers is at most the number of ranks.
             const double unit = in_transit == DType::kFloat32 ? 0x1p-24 : 0x1p-9 + 0x1p-24;
             const std::vector<float> actual = results[rank].ToVector<float>();
             for (size_t i = 0; i < expected.size(); ++i) {

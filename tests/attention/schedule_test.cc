@@ -1,5 +1,5 @@
-// The ring's schedule against brute force: every mask pair by pair, every transfer by simulating
-// where blocks and gradients are.
+// Checks the ring's schedule by brute force: every mask pair by pair, and every transfer by
+// simulating where blocks and gradients are.
 
 #include "burst/attention/ring/schedule.h"
 
@@ -26,7 +26,8 @@ constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kSt
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
-// The mask between these queries and keys is the definition's: mask_test.cc checks its parts.
+// Checks that the mask between these queries and keys is the definition's. mask_test.cc checks its
+// parts.
 void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vector<int32_t>& queries,
                const std::vector<int32_t>& keys, const KernelMask& mask) {
   std::vector<int> seen(schedule.rows() * queries.size() * keys.size());
@@ -46,7 +47,8 @@ void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vecto
   }
 }
 
-// What a rank sends of `all` its tokens: those that others need, in order, and where they are.
+// Checks what a rank sends of `all` its tokens: the ones that others need, in order, and their
+// places.
 void CheckSent(const MaskCase& c, const RingSchedule& schedule, int rank, bool keys) {
   const auto& all = schedule.shard().group_positions(rank);
   const auto& sent = keys ? schedule.keys_sent_by(rank) : schedule.queries_sent_by(rank);
@@ -120,14 +122,14 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
   const auto length = [&](int rank) { return route(0).lengths[rank]; };
 
   struct Message {
-    int source;                // whose block
-    std::set<int> added = {};  // of a gradient
+    int source;                // owner of the block
+    std::set<int> added = {};  // ranks that have added to a gradient
   };
   using Arrivals = std::vector<std::vector<Message>>;  // by rank
   std::vector<std::vector<int>> has(world_size);       // blocks by round: [rank][round], -1: none
   PerLink<Arrivals> gradients;                         // posted and not yet awaited
   std::vector<std::set<int>> returned(world_size), computed(world_size);
-  std::vector<std::vector<Message>> arrived(world_size);  // partial gradients at hand
+  std::vector<std::vector<Message>> arrived(world_size);  // partial gradients that a rank has
   for (Link link : kLinks) gradients[link].resize(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     has[rank].assign(world_size, -1);
@@ -136,7 +138,7 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
   PerLink<int64_t> block_tokens, gradient_tokens;
   for (int t = 0; t < world_size; ++t) {
     const bool first = t % per_node == 0, last = (t + 1) % per_node == 0;
-    // Blocks.
+    // Block transfers.
     for (int rank = 0; rank < world_size; ++rank) {
       const RingRound& round = route(rank).rounds[t];
       for (Link link : kLinks) {
@@ -187,7 +189,7 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
       }
       EXPECT_LE(arrived[rank].size(), 3u) << "few buffers";
     }
-    // Gradients that are sent.
+    // Gradient transfers.
     for (int rank = 0; rank < world_size; ++rank) {
       const RingRound& round = route(rank).rounds[t];
       Message sum = {round.source};
@@ -241,7 +243,7 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
   }
 }
 
-// Ranks, and how many of them a node has; 0: one flat ring.
+// Pairs of ranks and ranks on a node; 0 means one flat ring.
 constexpr std::pair<int, int> kRings[] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 0}, {8, 0},
                                           {4, 2}, {6, 3}, {6, 2}, {8, 2}, {8, 4}, {9, 3},
                                           {4, 1}, {5, 1}, {4, 4}, {12, 4}};
@@ -302,16 +304,18 @@ TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
 }
 
 TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
-  // 8 ranks of 16 tokens, a window of 17: a query sees its own rank's keys and the previous one's.
+  // 8 ranks have 16 tokens each. With a window of 17, a query sees the keys of its own rank and of
+  // the previous one.
   const auto schedule = RingSchedule::Create(*TokenShard::Create(0, 8, Layout::kContiguous, 128),
                                              Mask::SlidingWindow(17));
   ASSERT_TRUE(schedule.ok());
-  // The block of every rank but the last, one transfer.
+  // Every rank but the last sends its block in one transfer.
   EXPECT_EQ(schedule->kv_route().block_tokens.total(), 7 * 16);
 }
 
 TEST(ScheduleTest, DocumentsOfOneRankAreNotSent) {
-  // 4 ranks of 32 tokens. Rank 0 has a document and a half, the others share one with a neighbor.
+  // 4 ranks have 32 tokens each. Rank 0 has a document and a half, and the others share one with a
+  // neighbor.
   const Mask mask = Mask::Causal().WithDocuments({{0, 20, 40, 90, 96}});
   const RingSchedule schedule =
       *RingSchedule::Create(*TokenShard::Create(1, 4, Layout::kContiguous, 128), mask);
@@ -337,7 +341,7 @@ TEST(ScheduleTest, DocumentsOfOneRankAreNotSent) {
   EXPECT_EQ(window.query_route().block_tokens.total(), 3 * 7);
 }
 
-// As if the sequence ended there.
+// The schedule of a prefix is the one of a sequence that ends there.
 TEST(ScheduleTest, APrefixIsAShorterSequence) {
   for (const MaskCase& c : MaskCases()) {
     if (!c.mask.causal || !c.mask.spans.empty() || !c.slices.empty()) continue;

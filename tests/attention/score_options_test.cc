@@ -1,5 +1,5 @@
-// Softcap, ALiBi and dropout over ranks as threads, compared with naive attention in double
-// precision over the undivided sequence. Heads and positions are global, whatever rank has them.
+// Tests softcap, ALiBi and dropout over ranks as threads. The reference is naive attention in
+// double precision over the undivided sequence. Heads and positions are global on any rank.
 
 #include "burst/attention/score_options.h"
 
@@ -52,7 +52,7 @@ AttentionResults Expected(const Inputs& inputs, const ScoreOptions& scores,
                         DType::kFloat64, Naive(scores));
 }
 
-// The largest score of each head, [batch, heads], by its definition.
+// Returns the largest score of each head, [batch, heads], by its definition.
 std::vector<double> LargestScores(
     const Inputs& inputs, const ScoreOptions& options,
     const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible) {
@@ -82,16 +82,17 @@ std::vector<double> LargestScores(
   return largest;
 }
 
-// Rounding of a sum over the keys, and that of a bias: 4 eps times the bias, of slope 1/2 at most
-// (tests/kernels/changed_scores_test.cc).
+// Returns the rounding of a sum over the keys, plus 4 eps times the bias, whose slope is at most
+// 1/2 (tests/kernels/changed_scores_test.cc).
 double Tolerance(int64_t seqlen) {
   return (1e-13 + 4 * 0.5 * std::numeric_limits<double>::epsilon()) * seqlen;
 }
 
-// What a rank has: with tensor parallelism its heads of all tokens, else all heads of its tokens.
+// The part of a rank: with tensor parallelism its heads of all tokens, otherwise all heads of its
+// tokens.
 struct Part {
   std::vector<int32_t> positions;
-  int rank = 0, ranks = 1;  // that divide the heads
+  int rank = 0, ranks = 1;  // ranks that divide the heads
 
   Tensor Heads(const Tensor& tensor, int axis) const {
     const int64_t count = tensor.dim(axis) / ranks;
@@ -126,7 +127,7 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
       EXPECT_NEAR(own.data<float>()[i], (*largest)[head], 1e-6 * (1 + std::abs((*largest)[head])));
     }
   }
-  attention->SetDropoutSeed(kSeed + 1);  // of another Forward
+  attention->SetDropoutSeed(kSeed + 1);  // as for another Forward
   saved.dout = part.Take(inputs.dout);
   saved.dlse = TakeColumns(part.Heads(inputs.dlse, 1), part.positions);
   BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
@@ -162,14 +163,15 @@ struct Changes {
 
 class ScoreOptionsTest : public testing::TestWithParam<Changes> {};
 
-// Ranks x strategies x layouts x masks x directions of the backward, two batch rows, grouped heads.
+// The cases are ranks x strategies x layouts x masks x directions of the backward, with two batch
+// rows and grouped heads.
 TEST_P(ScoreOptionsTest, DoNotDependOnTheRanks) {
   constexpr int64_t kSeqlen = 61;
   for (int64_t kv_heads : {4, 2}) {
     const Inputs inputs = RandomInputs(2, kSeqlen, 4, kv_heads, 16, DType::kFloat64, 3);
     for (const NamedMask& named : kMasks) {
       IntervalMask mask = named.Of(kSeqlen);
-      if (mask.window != 0) mask.window = 9;  // rings send the edges only
+      if (mask.window != 0) mask.window = 9;  // so rings send the edges only
       BurstAttentionOptions options;
       options.softmax_scale = 0.25;
       options.scores = GetParam().For(4);
@@ -202,7 +204,7 @@ TEST_P(ScoreOptionsTest, DoNotDependOnTheRanks) {
   }
 }
 
-// A mask of several parts, some of them lists of blocks.
+// The mask has several parts, some of them lists of blocks.
 TEST_P(ScoreOptionsTest, WithSlices) {
   constexpr int32_t kSeqlen = 600;
   const Inputs inputs = RandomInputs(1, kSeqlen, 2, 1, 8, DType::kFloat64, 4);
@@ -233,8 +235,8 @@ INSTANTIATE_TEST_SUITE_P(All, ScoreOptionsTest,
                                          Changes{"MaxLogitsAlone", 0, false, 0}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Rows and heads are counted from the numbers that a caller gives: some of them in a call of their
-// own drop what they drop among all.
+// Rows and heads are counted from the numbers that a caller gives. In a separate call, some of them
+// drop the same weights as among all.
 TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
   const Inputs inputs = RandomInputs(3, 21, 4, 4, 8, DType::kFloat64, 6);
   BurstAttentionOptions options;
@@ -257,7 +259,7 @@ TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
                               &lse, &saved)
                     .ok());
     saved.dout = part(inputs.dout);
-    attention->SetDropout({});  // of another Forward
+    attention->SetDropout({});  // as for another Forward
     EXPECT_TRUE(attention->Backward(schedule, saved, &result.dq, &result.dk, &result.dv).ok());
     return result;
   };
@@ -270,7 +272,7 @@ TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-13) << i;
   }
-  // Not enabled, it drops nothing.
+  // Dropout that is not enabled drops nothing.
   const Run none = run({kSeed, 0, 0, /*enabled=*/false}, 0, 0);
   const auto plain = *BurstAttention::Create({}, nullptr);
   Tensor out, lse;
@@ -279,7 +281,7 @@ TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
   EXPECT_NE(all.out.ToVector<double>(), out.ToVector<double>());
 }
 
-// ---- What is refused.
+// ---- Refused options.
 
 void ExpectRefused(const absl::Status& status, const std::string& reason) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

@@ -1,6 +1,5 @@
-// Every way to spread attention over ranks, ranks as threads, against a naive double-precision
-// attention over the undivided sequence: Ulysses, its hybrid with the ring, and what is a ring
-// alone.
+// Compares every way to spread attention over ranks, which are threads, with naive double-precision
+// attention over the undivided sequence: Ulysses, its hybrid with the ring, and rings alone.
 
 #include "burst/attention/strategy.h"
 
@@ -26,7 +25,7 @@
 namespace burst {
 namespace {
 
-// Forward and backward of one rank, which writes its part of the results.
+// Runs forward and backward of one rank, which writes its part of the results.
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
                      const Inputs& inputs, const Mask& mask, const AttentionResults& results,
                      Communicator& comm) {
@@ -63,7 +62,8 @@ AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& opt
 
 class StrategySweep : public testing::TestWithParam<std::pair<int, int>> {};  // heads, kv heads
 
-// float32 to 1e-5 of the largest element; ranks x groups x layouts x masks x lengths.
+// Results in float32 are within 1e-5 of the largest element, over ranks x groups x layouts x masks
+// x lengths.
 TEST_P(StrategySweep, MatchesTheReference) {
   const auto [heads, kv_heads] = GetParam();
   const int64_t head_dim = 16;
@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Heads, StrategySweep,
                                   std::to_string(info.param.second) + "kv";
                          });
 
-// Rings of groups over nodes: a node of four ranks holds two groups of two.
+// Rings connect groups over nodes. A node of four ranks holds two groups of two.
 TEST(StrategyTest, DoubleRing) {
   const int64_t seqlen = 61;
   const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 16, DType::kFloat64, 7);
@@ -132,8 +132,8 @@ TEST(StrategyTest, DoubleRing) {
   }
 }
 
-// In double precision only rounding is left. Batch rows with documents of their own, the ring's two
-// directions, and a group size that is not a power of two.
+// In double precision only rounding is left. The cases have batch rows with different documents,
+// the ring's two directions, and a group size that is not a power of two.
 TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
   const int64_t batch = 2, seqlen = 61;
   const Inputs inputs = RandomInputs(batch, seqlen, 6, 3, 24, DType::kFloat64, 5);
@@ -154,8 +154,8 @@ TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
   }
 }
 
-// Spans of rows of their own and of one row, with documents and without: images in a text, a
-// prefix-LM, block-causal attention.
+// Spans are of each row or of one row, with documents and without. They are images in a text, a
+// prefix-LM, and block-causal attention.
 TEST(StrategyTest, SpansAreSeenWhole) {
   const int64_t batch = 2, seqlen = 150;
   const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 6);
@@ -191,7 +191,7 @@ TEST(StrategyTest, SpansAreSeenWhole) {
   }
 }
 
-// Trees, global tokens with a window, sparse blocks, slices at random.
+// The slices are trees, global tokens with a window, sparse blocks, and random ones.
 TEST(StrategyTest, SlicesAreTheMask) {
   const int64_t batch = 2, seqlen = 150;
   const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 8);
@@ -240,8 +240,8 @@ TEST(StrategyTest, SlicesAreTheMask) {
   }
 }
 
-// Sparse blocks. They are lists of the kernels' blocks where they cover these whole. Their
-// diagonals, edges and other slices go by ranges, also in kernels that take no lists.
+// Sparse blocks become lists of the kernels' blocks where they cover these whole. Diagonals, edges
+// and other slices become ranges, also in kernels that take no lists.
 TEST(StrategyTest, SparseBlocks) {
   const int64_t batch = 2, seqlen = 900;
   const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 10);
@@ -312,8 +312,8 @@ TEST(StrategyTest, BitwiseEqualFromRunToRun) {
   }
 }
 
-// The table of ulysses_attention.h, and the ring's, of BytesEqualTheFormulas, for its share of the
-// heads and the tokens of a group.
+// The table in ulysses_attention.h gives the bytes. The ring's bytes follow from
+// BytesEqualTheFormulas, for a group's tokens and a rank's share of the heads.
 TEST(StrategyTest, BytesEqualTheFormulas) {
   const int64_t batch = 2, seqlen = 96, heads = 8, head_dim = 16;
   for (int64_t kv_heads : {8, 2}) {
@@ -350,7 +350,8 @@ TEST(StrategyTest, BytesEqualTheFormulas) {
           const int64_t rows = with_lse ? heads : 0;
           EXPECT_EQ(attention->stats().forward.bytes, exchanged(qkv + out + rows));
           EXPECT_EQ(attention->stats().backward.bytes, exchanged(qkv + out + rows));
-          // q, k, v in one message a peer; lse in one with out, where its dtype is the same.
+          // q, k and v take one message to a peer. lse shares a message with out if its dtype is
+          // the same.
           EXPECT_EQ(attention->stats().forward.messages, 2 * (size - 1));
           EXPECT_EQ(attention->bytes_sent().forward, exchanged(qkv + out + rows) + visiting * 4);
           EXPECT_EQ(attention->bytes_sent().backward, exchanged(qkv + out + rows) + visiting * 8);
@@ -363,7 +364,7 @@ TEST(StrategyTest, BytesEqualTheFormulas) {
 }
 
 #ifdef BURST_TEST_CUDA
-// A GPU for every rank: groups and rings are NCCL communicators split from the world's.
+// Every rank has a GPU. Groups and rings are NCCL communicators that are split from the world's.
 TEST(StrategyTest, OverNccl) {
   const int ranks = CudaDeviceCount() >= 4 ? 4 : 2;
   if (CudaDeviceCount() < 2) GTEST_SKIP() << "NCCL needs two GPUs";
@@ -445,7 +446,7 @@ TEST(StrategyTest, ErrorsAreClear) {
   EXPECT_NE(CheckHeadsDivide(12, 3, 4).message().find("; 1, 3, 6, 12 would do"), std::string::npos)
       << CheckHeadsDivide(12, 3, 4);
 
-  // What only shows with the tensors at hand: heads, tokens, and another strategy's schedule.
+  // These errors show only with the tensors: heads, tokens, and another strategy's schedule.
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, UlyssesAttention::Create({}, 2, &comm));
     BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
@@ -470,8 +471,8 @@ TEST(StrategyTest, ErrorsAreClear) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Attentions of one communicator, whatever their options, use one set of groups and of buffers; and
-// calls of some do not change what others compute.
+// Attentions of one communicator with any options use one set of groups and buffers. Calls of some
+// do not change what others compute.
 TEST(SharedRanks, ServeAttentionsOfDifferentOptions) {
   const absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
     const auto ranks = std::make_shared<AttentionRanks>(&comm);

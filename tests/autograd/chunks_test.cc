@@ -1,4 +1,4 @@
-// Functions that take a batch chunk by chunk: their values and gradients equal those of the
+// Tests functions that take a batch chunk by chunk. Their values and gradients equal those of the
 // function on all tokens at once.
 #include "burst/autograd/chunks.h"
 
@@ -41,7 +41,7 @@ Variable Multiply(Tape& tape, const Variable& x, const Variable& z) {
   return y;
 }
 
-// A number, the sum of x's elements.
+// Returns the sum of x's elements.
 Variable Total(Tape& tape, const Variable& x) {
   const Tensor sum = Tensor::Zeros({}, DType::kFloat64);
   for (const double value : x.value().ToVector<double>()) sum.data<double>()[0] += value;
@@ -81,7 +81,8 @@ Results WithChunks(const Tensor& x_value, const Tensor& z_value, int64_t chunk, 
                [](Tape& tape, const std::vector<Variable>& inputs, const TokenChunk&) {
                  return Multiply(tape, inputs[0], inputs[1]);
                });
-  // x is an input of both: the second one's gradient is there when the first one's backward runs.
+  // x is an input of both. The second one's gradient is complete when the first one's backward
+  // runs.
   const Variable y =
       InChunks(tape, {product, x}, options, {kWidth}, DType::kFloat64, DeviceType::kCpu,
                [](Tape& tape, const std::vector<Variable>& inputs, const TokenChunk&) {
@@ -109,7 +110,7 @@ TEST(ChunksTest, AreTheWholeFunction) {
     EXPECT_EQ(actual.y, expected.y) << chunk;
     EXPECT_EQ(actual.dx, expected.dx) << chunk;
     EXPECT_EQ(actual.dz, expected.dz) << chunk;
-    // At most 12 chunks, each rounded by half a unit.
+    // At most 12 chunks are each rounded by half a unit.
     EXPECT_NEAR(actual.loss, expected.loss, 12 * 0x1p-45 + 1e-14) << chunk;
     EXPECT_EQ(done, 3 * (kLength / chunk) * ((kBatch + rows - 1) / rows));
   }
@@ -134,7 +135,7 @@ TEST(ChunksTest, KnowTheirTokens) {
   EXPECT_FALSE(y.requires_grad());
 }
 
-// A rank without tokens: its backward runs, for others may wait for it there.
+// The backward of a rank without tokens runs, because others may wait for it there.
 TEST(ChunksTest, OfNoTokensHaveABackward) {
   Tape tape;
   const Variable x(Tensor::Empty({kBatch, 0, kWidth}, DType::kFloat64), true);

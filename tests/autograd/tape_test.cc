@@ -1,4 +1,4 @@
-// The tape itself; the ops' gradients are tested in ops_test.
+// Tests the tape. ops_test tests the ops' gradients.
 
 #include "burst/autograd/tape.h"
 
@@ -26,7 +26,7 @@ Variable Multiply(Tape& tape, const Variable& x, const Variable& y) {
   return z;
 }
 
-// z = x + y, handing the very same gradient tensor to both.
+// z = x + y. Both inputs get the very same gradient tensor.
 Variable Plus(Tape& tape, const Variable& x, const Variable& y) {
   const Variable z = tape.Output(Scalar(Value(x.value()) + Value(y.value())), {x, y});
   if (!tape.NeedsGrad({x, y})) return z;
@@ -131,7 +131,7 @@ TEST(TapeTest, AWatcherSeesValuesThenTheirGradients) {
 
 // ---- RecomputeInBackward.
 
-// y = w^2 x + x; how often it ran is counted.
+// Returns y = w^2 x + x, and counts its runs.
 TapeFunction Counted(const Variable& weight, int* runs) {
   return [weight, runs](Tape& tape, const Variable& x) {
     ++*runs;
@@ -148,7 +148,7 @@ TEST(RecomputeTest, RunsTwiceAndHasTheGradients) {
   EXPECT_EQ(Value(y.value()), 78);
   EXPECT_EQ(tape.num_nodes(), 1);
   EXPECT_EQ(runs, 1);
-  const Variable loss = Plus(tape, Multiply(tape, y, y), x);  // x has users behind the function
+  const Variable loss = Plus(tape, Multiply(tape, y, y), x);  // x has users after the function
   ASSERT_TRUE(tape.Backward(loss).ok());
   EXPECT_EQ(runs, 2);
   EXPECT_EQ(Value(x.grad()), 2 * 78 * 26 + 1);
@@ -179,7 +179,7 @@ TEST(RecomputeTest, RunsOnceWhereNoGradientIsWanted) {
   const Variable constant = RecomputeInBackward(tape, x, Counted(Variable(Scalar(5)), &runs));
   EXPECT_FALSE(constant.requires_grad());
   EXPECT_EQ(runs, 2);
-  // An input without a gradient, and parameters with one.
+  // The input has no gradient, and the parameters have one.
   ASSERT_TRUE(tape.Backward(RecomputeInBackward(tape, x, Counted(weight, &runs))).ok());
   EXPECT_EQ(Value(weight.grad()), 2 * 5 * 3);
   EXPECT_TRUE(x.grad().null());
@@ -205,7 +205,8 @@ TEST(RecomputeTest, AWatcherSeesBothRuns) {
                                          "recompute", "multiply", "multiply"));
 }
 
-// y = w x + x for each row [1, n, 2], where w is one number; the numbers of rows are recorded.
+// Returns y = w x + x for each row [1, n, 2], where w is one number. It records the numbers of
+// rows.
 TapeFunction RowsTimes(const Variable& weight, std::vector<int64_t>* sizes, int* unread) {
   return [=](Tape& tape, const Variable& x) {
     sizes->push_back(x.value().dim(1));
@@ -261,7 +262,7 @@ TEST(RecomputeTest, ChunksHaveTheGradientsOfTheWhole) {
   }
 }
 
-// y = [w x, 2 w x], each half by a function of its own.
+// y = [w x, 2 w x], where each half has a function.
 TEST(RecomputeTest, PartsHaveTheGradientsOfTheWhole) {
   for (const bool known : {false, true}) {
     Tape tape;

@@ -1,4 +1,4 @@
-// base, device and tensor: the ground the rest stands on.
+// Tests base, device and tensor, on which everything else is built.
 
 #include <gtest/gtest.h>
 #include <time.h>
@@ -30,10 +30,13 @@ constexpr EnumName<Color> kColors[] = {{Color::kRed, "red"}, {Color::kBlue, "blu
 TEST(EnumNames, ParseWhatTheyPrint) {
   EXPECT_STREQ(NameOf(Color::kBlue, kColors), "blue");
   EXPECT_STREQ(NameOf(Color::kGreen, kColors), "?");
-  EXPECT_EQ(*ParseName("color", "red", kColors), Color::kRed);
-  const absl::Status status = ParseName("color", "green", kColors).status();
+  EXPECT_EQ(*ParseName("red", kColors), Color::kRed);
+  const absl::Status status = ParseName("green", kColors).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(status.message(), "unknown color 'green': use red or blue");
+  EXPECT_EQ(status.message(), "must be one of red, blue; got 'green'");
+  EXPECT_EQ(ForSetting<Color>("color", status).status().message(),
+            "color: must be one of red, blue; got 'green'");
+  EXPECT_EQ(*ForSetting("color", ParseName("blue", kColors)), Color::kBlue);
 }
 
 TEST(Json, DepthAndKeysAreLimited) {
@@ -52,7 +55,8 @@ TEST(Json, DepthAndKeysAreLimited) {
             R"({"b":[{"a":1},{"a":2}],"a":0})");
 }
 
-// A header of 200,000 tensors. A parser whose time grows as the square takes more than 5 minutes.
+// The header has 200,000 tensors. A parser whose time grows as the square would take more than 5
+// minutes.
 TEST(Json, TimeGrowsAsTheLength) {
   constexpr int kEntries = 200'000;
   std::string text = "{";
@@ -96,7 +100,7 @@ TEST(PrintError, ATerminalShowsEveryByteAndObeysNone) {
   EXPECT_EQ(Printable(absl::string_view("\0", 1)), "\\x00");
 }
 
-// Known answers of Random123, the authors' own implementation (kat_vectors, philox4x32-10).
+// The known answers come from Random123, the authors' implementation (kat_vectors, philox4x32-10).
 TEST(PhiloxTest, KnownAnswers) {
   EXPECT_EQ(Philox(0, PhiloxCounter{0, 0, 0, 0}),
             (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -108,8 +112,8 @@ TEST(PhiloxTest, KnownAnswers) {
 }
 
 TEST(PhiloxTest, NormalMoments) {
-  // Over n draws the mean has standard error 1/sqrt(n), the variance sqrt(2/n), the fourth moment
-  // sqrt(96/n); five of each are allowed.
+  // Over n draws, the standard error of the mean is 1/sqrt(n), of the variance sqrt(2/n), of the
+  // fourth moment sqrt(96/n). The test allows five of each.
   const int n = 1 << 20;
   double sum = 0, squares = 0, fourth = 0;
   for (int i = 0; i < n / 4; ++i) {

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A machine's files.
+// Writes the files of a machine.
 class HostMemory : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -52,7 +52,7 @@ TEST_F(HostMemory, IsLimitedByControlGroups) {
   Write("sys/fs/cgroup/slice/memory.max", "400000\n");
   Write("sys/fs/cgroup/slice/memory.current", "390000\n");
   EXPECT_EQ(Free(), 10000) << "the group around it";
-  Write("sys/fs/cgroup/memory.max", "1000\n");  // a container's own, seen from inside
+  Write("sys/fs/cgroup/memory.max", "1000\n");  // a container's limit, seen from inside
   Write("sys/fs/cgroup/memory.current", "3000\n");
   EXPECT_EQ(Free(), 0);
 }

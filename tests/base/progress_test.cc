@@ -17,7 +17,7 @@ using testing::ExitedWithCode;
 void SleepFor(milliseconds time) { std::this_thread::sleep_for(time); }
 
 TEST(Progress, SaysWhereARankIs) {
-  ReachStep(3);  // on a thread that is not a rank: nothing
+  ReachStep(3);  // does nothing on a thread that is not a rank
   EXPECT_EQ(RanksInProgress(), 0);
   const ScopedRankProgress rank(5);
   EXPECT_EQ(DescribeProgress(), std::vector<std::string>{"rank 5: start: computes"});
@@ -57,7 +57,7 @@ TEST(Progress, CountsWhatHappensOnAllRanks) {
 }
 
 TEST(Progress, ARankThatIsUnwatchedIsNotInProgress) {
-  const ScopedUnwatched nobody;  // on a thread that is not a rank: nothing
+  const ScopedUnwatched nobody;  // does nothing on a thread that is not a rank
   const ScopedRankProgress rank(2);
   {
     const ScopedUnwatched unwatched;
@@ -107,7 +107,7 @@ TEST_F(WatchdogDeathTest, AsksTheOthers) {
 
 TEST(Watchdog, WaitsWhileAnythingMoves) {
   const Watchdog watchdog(milliseconds(1000));
-  SleepFor(milliseconds(1500));  // no ranks, nothing to wait for
+  SleepFor(milliseconds(1500));  // without ranks there is nothing to wait for
   std::atomic<bool> done{false};
   std::thread waits([&] {
     const ScopedRankProgress rank(1);
@@ -121,7 +121,7 @@ TEST(Watchdog, WaitsWhileAnythingMoves) {
       SleepFor(milliseconds(10));
     }
   }
-  for (int i = 0; i < 150; ++i) {  // rank 1 alone, but a rank of another process works
+  for (int i = 0; i < 150; ++i) {  // rank 1 waits alone, but a rank of another process works
     ProgressElsewhere(10);
     SleepFor(milliseconds(10));
   }

@@ -43,8 +43,8 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
     problem.kv_heads = kv_heads;
     const int64_t tokens = problem.batch * problem.seqlen;  // s tokens on each of G ranks
     const int64_t hq = problem.heads * problem.head_dim, hk = kv_heads * problem.head_dim;
-    // A transfer's elements a token: K, V. Or dK, dV with them. Or Q, dO and two statistics. Or dQ.
-    // All have four bytes, and there are G - 1 transfers.
+    // A token in a transfer has K and V, or also dK and dV, or Q, dO and two statistics, or dQ. All
+    // have four bytes, and there are G - 1 transfers.
     const int64_t transfer = 4 * (kRanks - 1) * tokens;
     const auto ring = FormulaBytes(Strategy::kRing, problem, kRanks);
     ASSERT_TRUE(ring.ok()) << ring.status();
@@ -59,7 +59,7 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
     EXPECT_EQ(least->backward, std::min(ring->backward, burst->backward));
   }
   EXPECT_EQ(FormulaBytes(Strategy::kSingle, problem, 1)->forward, 0);
-  // Two nodes of two: one of three transfers crosses.
+  // There are two nodes of two ranks, and one of three transfers crosses.
   problem.ranks_per_node = 2;
   for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing}) {
     const auto bytes = FormulaBytes(strategy, problem, kRanks);
@@ -67,11 +67,12 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
     EXPECT_EQ(3 * bytes->backward_between_nodes, bytes->backward);
   }
   problem.ranks_per_node = 0;
-  // Ulysses: three quarters of q, k, v go to others, and of what comes back.
+  // With Ulysses, three quarters of q, k and v go to others, and three quarters of the results come
+  // back.
   EXPECT_EQ(FormulaBytes(Strategy::kUlysses, problem, kRanks)->forward,
             4 * problem.batch * problem.seqlen * (2 * 4 + 2 * 4) * problem.head_dim * 3 / 4);
-  // Tensor parallel: gathers and reduce-scatters of [tokens, width], each three times a quarter on
-  // each of four ranks; an all-reduce is two.
+  // Tensor parallelism gathers and reduce-scatters [tokens, width]. Each moves three quarters on
+  // each of four ranks, and an all-reduce is two of them.
   const int64_t exchange = 3 * 4 * problem.batch * problem.seqlen * problem.heads * 8;
   const auto tp = FormulaBytes(Strategy::kTp, problem, kRanks);
   EXPECT_EQ(tp->forward, 2 * exchange);
@@ -83,7 +84,7 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
   // A strategy that the formulas do not know yet.
   EXPECT_EQ(FormulaBytes(static_cast<Strategy>(100), problem, kRanks).status().code(),
             absl::StatusCode::kUnimplemented);
-  // bfloat16: half of everything but lse, delta and the accumulators.
+  // bfloat16 halves everything but lse, delta and the accumulators.
   problem.dtype = DType::kBFloat16;
   problem.kv_heads = 4;
   const int64_t transfers = (kRanks - 1) * problem.batch * problem.seqlen;
@@ -91,7 +92,7 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
   EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, transfers * 12 * h);
   EXPECT_EQ(FormulaBytes(Strategy::kBurst, problem, kRanks)->backward,
             transfers * (8 * h + 8 * problem.heads));
-  // Ring gradients of bfloat16: half of dQ, of dK and dV.
+  // Ring gradients in bfloat16 halve dQ, dK and dV.
   problem.ring_grad_dtype = RingGradDType::kBf16;
   EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, transfers * 8 * h);
   EXPECT_EQ(FormulaBytes(Strategy::kBurst, problem, kRanks)->backward,
@@ -134,14 +135,15 @@ TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
         EXPECT_GT(measured->whole.forward, 0);
         EXPECT_EQ(measured->quiet.forward_backward > 0, ranks > 1);
         EXPECT_EQ(measured->alone.forward_backward > 0, ranks > 1);
-        // Eight tensors [batch, length, heads, head_dim], half of them with half the heads.
+        // There are eight tensors [batch, length, heads, head_dim], half of them with half the
+        // heads.
         EXPECT_GT(measured->peak_bytes, 6 * 2 * (problem.seqlen / ranks) * 4 * 8 * 4);
       }
     }
   }
 }
 
-// The measured layer computes attention: its results, put together, equal those of one rank.
+// The measured layer computes attention. Its joined results equal those of one rank.
 TEST(TensorParallelLayer, ComputesAttention) {
   AttentionProblem problem = SmallProblem();
   problem.seqlen = 13;
@@ -168,7 +170,7 @@ TEST(TensorParallelLayer, ComputesAttention) {
   const auto near = [](const Tensor& actual, const Tensor& expected) {
     const auto a = actual.ToVector<double>(), e = expected.ToVector<double>();
     ASSERT_EQ(a.size(), e.size());
-    // Both in double; dot products of 13 terms of order 1.
+    // Both are in double, and dot products have 13 terms of order 1.
     for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], e[i], 1e-13);
   };
   for (const Strategy strategy : {Strategy::kTp, Strategy::kTpSp}) {
@@ -183,7 +185,7 @@ TEST(TensorParallelLayer, ComputesAttention) {
       };
       const auto keys = [&](const Tensor& all) { return all.Slice(2, comm.rank(), 1).Clone(); };
       layer.SetInputs({tokens(q), keys(k), keys(v), tokens(dout)});
-      for (int pass = 0; pass < 2; ++pass) {  // the second with what the first has left
+      for (int pass = 0; pass < 2; ++pass) {  // the second pass runs with what the first has left
         BURST_RETURN_IF_ERROR(layer.Forward());
         BURST_RETURN_IF_ERROR(layer.Backward());
       }
@@ -310,7 +312,7 @@ TEST(Report, PlotRunsOverWhatVaries) {
   const std::string svg = LinePlotSvg(plot);
   EXPECT_TRUE(absl::StrContains(svg, "</svg>"));
   EXPECT_FALSE(absl::StrContains(svg, "nan") || absl::StrContains(svg, "inf"));
-  // A second thing that varies is in the legend; rows without a value are left out.
+  // A second variable is in the legend, and rows without a value are left out.
   const LinePlot other = PlotOf(SomeRows(), {"ranks", "batch"}, "share", 1);
   EXPECT_TRUE(other.series.empty());
   EXPECT_TRUE(absl::StrContains(LinePlotSvg(other), "</svg>"));

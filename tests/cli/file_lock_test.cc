@@ -63,7 +63,7 @@ TEST(FileLock, RefusesASecondHolderAndNamesTheFirst) {
                                   std::string(" UTC: "), std::string("file_lock_test")}) {
     EXPECT_TRUE(absl::StrContains(second.status().message(), part)) << second.status();
   }
-  // Asking does not rub out the holder's name.
+  // Asking does not erase the holder's name.
   EXPECT_EQ(FileLock::TryAcquire(path).status(), second.status());
 }
 
@@ -84,7 +84,7 @@ TEST(FileLock, AProgramThatTheHolderStartedDoesNotKeepIt) {
   Holder holder(path, [&] {
     const pid_t child = fork();
     if (child == 0) execlp("sleep", "sleep", "60", nullptr);
-    // Until the child is another program.
+    // The loop waits until the child is another program.
     std::string name;
     while (name != "sleep\n") name = ReadAll(absl::StrCat("/proc/", child, "/comm"));
     EXPECT_EQ(write(child_pid[1], &child, sizeof(child)), static_cast<ssize_t>(sizeof(child)));
@@ -150,7 +150,7 @@ TEST(FileLock, WhatIsNoFileIsRefused) {
   }
   EXPECT_EQ(ReadAll(other), "precious");
 
-  // Whatever bytes are in the file, the error is one line.
+  // The error is one line for any bytes in the file.
   Holder holder(folder + "/lock");
   std::ofstream(folder + "/lock", std::ios::binary) << std::string(100000, '\n') << "\x1b[2J";
   const std::string message(FileLock::TryAcquire(folder + "/lock").status().message());

@@ -31,8 +31,8 @@ std::vector<std::string> Names(const std::string& folder) {
   return names;
 }
 
-// Two writers of one name: each writes to a file of its own, so that the name always has the whole
-// content of one of them.
+// Two writers of one name each write to their own file. So the name always has the whole content of
+// one of them.
 TEST(AtomicFile, WritersOfOneNameDoNotMix) {
   const std::string folder = FreshTestFolder(), path = folder + "/file";
   auto a = AtomicFile::Create(path), b = AtomicFile::Create(path);
@@ -118,7 +118,7 @@ TEST(ReadFile, RegularFilesUpToALimit) {
   fs::create_symlink("/dev/zero", folder + "/zero");
   EXPECT_EQ(ReadFile(folder + "/zero").status().message(),
             folder + "/zero is a device, not a file");
-  // A file of the kernel, which says that it holds 0 bytes.
+  // This is a file of the kernel, which says that it holds 0 bytes.
   EXPECT_FALSE(ReadFile("/proc/self/status")->empty());
   EXPECT_EQ(ReadFile("/proc/self/status", 10).status().message(),
             "/proc/self/status holds more than 10 bytes; no more are read");

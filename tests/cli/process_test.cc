@@ -12,7 +12,7 @@
 namespace burst {
 namespace {
 
-// In a process of its own.
+// Runs the body in a new process and returns its exit code.
 int ExitCodeOf(const std::function<int()>& body) {
   const pid_t child = fork();
   if (child == 0) _exit(body());
@@ -21,7 +21,7 @@ int ExitCodeOf(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// A program that was started without them opens files as 0, 1 and 2, and prints into them.
+// Without standard files, a program would open files as 0, 1 and 2, and print into them.
 TEST(RunProgram, NoFileGetsTheNumbersOfStandardFiles) {
   struct stat nowhere = {};
   ASSERT_EQ(stat("/dev/null", &nowhere), 0);

@@ -1,4 +1,4 @@
-// Ranks that have something otherwise than rank 0 find out, all of them, and say what.
+// If a rank's items differ from rank 0's, all ranks find out and name the difference.
 #include "burst/comm/agreement.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace burst {
 namespace {
 
-// What CheckAgreement says on every rank of the items of rank 0, 1, ...
+// Returns what CheckAgreement says on every rank about the items of rank 0, 1, ...
 std::vector<std::string> SaidBy(const std::vector<std::vector<AgreedItem>>& items) {
   std::vector<std::string> said(items.size());
   const absl::Status status = RunRanks(static_cast<int>(items.size()), [&](Communicator& comm) {
@@ -52,7 +52,7 @@ TEST(Agreement, TheFirstItemOfTheLowestRankThatDiffersIsNamed) {
             All(2, "--out: a:b\\n on rank 1, '' on rank 0; give all ranks the same"));
 }
 
-// Nothing is cut before it is compared.
+// Values are compared whole.
 TEST(Agreement, LongValues) {
   const std::string text(3 << 20, 'x');
   const std::vector<AgreedItem> items = {{"a text", text}};

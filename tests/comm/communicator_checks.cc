@@ -56,8 +56,8 @@ absl::Status PostedAllReduce(Communicator& comm, const CheckOptions& options) {
   return absl::OkStatus();
 }
 
-// A tensor divided among the ranks, in equal parts and others: gathered from a part of its own and
-// in place, and reduced.
+// Divides a tensor among the ranks, in equal and unequal parts. It is gathered from a separate part
+// and in place, and reduced.
 absl::Status Parts(Communicator& comm, const CheckOptions& options) {
   const int ranks = comm.world_size();
   for (const bool equal : {true, false}) {
@@ -126,7 +126,8 @@ absl::Status AllGather(Communicator& comm, const CheckOptions&) {
   return absl::OkStatus();
 }
 
-// Nobody leaves a barrier before the last has come, by the clock that all ranks of one host share.
+// Nobody leaves a barrier before the last rank has come, by the clock of the host that all ranks
+// share.
 absl::Status Barrier(Communicator& comm, const CheckOptions&) {
   const auto now = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
@@ -143,7 +144,8 @@ absl::Status Barrier(Communicator& comm, const CheckOptions&) {
   return absl::OkStatus();
 }
 
-// The group has the expected size, this rank the expected place, and it carries messages.
+// Checks that the group has the expected size, that this rank has the expected place, and that
+// messages arrive.
 absl::Status CheckGroup(Communicator& group, const CheckOptions& options, int size, int rank) {
   EXPECT_EQ(group.world_size(), size);
   EXPECT_EQ(group.rank(), rank);
@@ -163,21 +165,21 @@ absl::Status Split(Communicator& comm, const CheckOptions& options) {
   BURST_ASSIGN_OR_RETURN(const auto reversed, comm.Split(0, -me));
   BURST_RETURN_IF_ERROR(CheckGroup(*reversed, options, ranks, ranks - 1 - me));
 
-  // Without rank 0, while the groups above live.
+  // This group leaves out rank 0, while the groups above live.
   BURST_ASSIGN_OR_RETURN(const auto others, comm.Split(me == 0 ? -1 : 5, me));
   EXPECT_EQ(others == nullptr, me == 0);
   if (others != nullptr) {
     BURST_RETURN_IF_ERROR(CheckGroup(*others, options, ranks - 1, me - 1));
   }
 
-  // Each alone, from a group that was split itself.
+  // Each rank is alone in a group that is split from a group.
   BURST_ASSIGN_OR_RETURN(const auto alone, parity->Split(parity->rank(), 0));
   BURST_RETURN_IF_ERROR(CheckGroup(*alone, options, 1, 0));
   return CheckGroup(comm, options, ranks, me);
 }
 
-// Messages of a group and of the world it was split from do not meet: the last rank's in the world
-// come after all those of the group.
+// Messages of a group do not mix with messages of the world from which it was split. The last
+// rank's messages in the world come after all those of the group.
 absl::Status SplitIsIndependent(Communicator& comm, const CheckOptions& options) {
   const int me = comm.rank(), next = Next(comm), previous = Previous(comm);
   BURST_ASSIGN_OR_RETURN(const auto twin, comm.Split(0, me));
@@ -197,7 +199,8 @@ absl::Status SplitIsIndependent(Communicator& comm, const CheckOptions& options)
   return absl::OkStatus();
 }
 
-// What Stats says was sent on the collective channel since the last call, by all ranks.
+// Returns the bytes that all ranks sent on the collective channel since the last call, according to
+// Stats.
 absl::StatusOr<int64_t> TotalSent(Communicator& comm) {
   const double mine = comm.stats().bytes_sent[static_cast<int>(Channel::kCollective)];
   BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm.AllGather(mine));
@@ -237,7 +240,7 @@ absl::Status Counters(Communicator& comm, const CheckOptions& options) {
   return absl::OkStatus();
 }
 
-// Refused on the spot, and the communicator stays usable.
+// Bad arguments are refused at once, and the communicator stays usable.
 absl::Status BadArguments(Communicator& comm, const CheckOptions& options) {
   char byte = 0;
   const auto code = [&](Channel channel, const void* data, int64_t bytes, int peer) {

@@ -1,6 +1,6 @@
-// GPU memory between ranks that are threads. Tries the GPU communicator, where each rank owns one
-// GPU, and the thread communicator, which needs only one GPU. --ranks=N: up to N ranks with their
-// own GPU (default 2).
+// Tests messages of GPU memory between ranks that are threads. It uses the GPU communicator, where
+// each rank owns a GPU, and the thread communicator, which needs only one GPU. --ranks=N tests up
+// to N ranks with their own GPU (default 2).
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -43,7 +43,7 @@ TEST_P(SharedGpus, Check) {
   }
 }
 
-// One world for all checks: making one takes NCCL a second.
+// All checks use one world, because NCCL takes a second to make one.
 TEST(Nccl, Checks) {
   for (int ranks = 1; ranks <= max_ranks; ++ranks) {
     EXPECT_EQ(RunCudaRanks(ranks,
@@ -65,14 +65,14 @@ TEST(Nccl, Checks) {
 
 const absl::Status kDiskFull = absl::ResourceExhaustedError("disk full");
 
-// All ways to wait for what does not come.
+// The ways to wait for a message that does not come.
 struct Waiting {
   const char* name;
   std::function<absl::Status(Communicator&)> wait;
 };
 void PrintTo(const Waiting& waiting, std::ostream* out) { *out << waiting.name; }
 
-// What the rank before this one never sends.
+// Receives a message that the previous rank never sends.
 absl::Status Receive(Communicator& comm, bool waits_for_gpu) {
   const Tensor tensor = Tensor::Zeros({16}, DType::kFloat32, DeviceType::kCuda);
   const int last = (comm.rank() + comm.world_size() - 1) % comm.world_size();
@@ -114,7 +114,7 @@ TEST_P(NcclAbort, AnErrorReturnedFreesThoseThatWait) {
     EXPECT_EQ(
         RunCudaRanks(max_ranks,
                      [&](Communicator& comm) -> absl::Status {
-                       // Connections are made when first used, and that is another way to wait.
+                       // Connections are made at the first use, which is another way to wait.
                        const Tensor one = Tensor::Zeros({1}, DType::kFloat32, DeviceType::kCuda);
                        BURST_ASSIGN_OR_RETURN(const auto group, comm.Split(0, 0));
                        Communicator& waits_in = in_group ? *group : comm;

@@ -36,8 +36,9 @@ absl::Status ExchangeAll(Communicator& comm, DeviceType device, Channel channel,
   return absl::OkStatus();
 }
 
-// Messages between two ranks arrive in the order posted, however they are spread over Posts. With
-// `around` every rank sends all before it receives any, else the last one only receives.
+// Messages between two ranks arrive in the order in which they were posted, over any number of
+// Posts. With `around`, every rank sends all messages before it receives any. Otherwise the last
+// rank only receives.
 absl::Status SendInOrder(Communicator& comm, DeviceType device, bool around) {
   constexpr int kMessages = 12;
   const auto size = [](int number) { return int64_t{1} << (2 * (number % 6)); };
@@ -140,8 +141,8 @@ absl::Status CheckChannels(Communicator& comm, const CheckOptions& options) {
   const ReceiveBuffer receive_read = read_in.From(previous),
                       receive_gradient = gradient_in.From(previous);
 
-  // Rank 0 takes part in the read when the gradient is through. (With posts_in_turn a rank's send
-  // goes with its receive, elsewhere every rank's comes after.)
+  // Rank 0 takes part in the read after the gradient has arrived. With posts_in_turn, a rank's send
+  // goes with its receive. Otherwise every rank's send comes after its receive.
   const bool late = me == 0, alone = !options.posts_in_turn;
   const absl::Span<const SendBuffer> no_sends, read_sends(&send_read, 1);
   const absl::Span<const ReceiveBuffer> read_receives(&receive_read, 1);

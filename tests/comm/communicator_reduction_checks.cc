@@ -12,8 +12,8 @@
 namespace burst {
 namespace {
 
-// Element i of the input of a rank: of both signs and of very different magnitudes, so that the
-// order of summation shows in the last bits.
+// Returns element i of a rank's input. Elements have both signs and very different magnitudes, so
+// that the order of summation shows in the last bits.
 template <typename T>
 T Input(int rank, int64_t i) {
   const PhiloxCounter random = Philox(4, rank, i);
@@ -79,7 +79,7 @@ template void CheckSum<double>(const Tensor&, int, bool, int64_t);
 absl::Status CheckAllReduce(Communicator& comm, const CheckOptions& options) {
   const int ranks = comm.world_size();
   for (int64_t n : {0, 1, 2, 3, ranks - 1, ranks, ranks + 1, 1000, 54321}) {
-    for (bool generic : {false, true}) {  // what an implementation overrides, and the base's
+    for (bool generic : {false, true}) {  // the implementation's function, and the base class's
       const bool fixed_order = generic || options.fixed_order;
       const auto reduce = [&](const Tensor& tensor) {
         return generic ? comm.Communicator::AllReduceSum(tensor) : comm.AllReduceSum(tensor);
@@ -96,7 +96,7 @@ absl::Status CheckAllReduce(Communicator& comm, const CheckOptions& options) {
       const Tensor again = SumInputs<float>(comm.rank(), n, options.device);
       BURST_RETURN_IF_ERROR(reduce(again));
       EXPECT_EQ(Digest(again), Digest(floats)) << "of another time";
-      if (options.device == DeviceType::kCpu) continue;  // no arithmetic on bfloat16 there
+      if (options.device == DeviceType::kCpu) continue;  // the CPU does not compute in bfloat16
       const Tensor ranks_sum = Tensor::Zeros({n}, DType::kBFloat16, options.device);
       ranks_sum.Fill(comm.rank() + 1);
       BURST_RETURN_IF_ERROR(reduce(ranks_sum));
@@ -106,7 +106,7 @@ absl::Status CheckAllReduce(Communicator& comm, const CheckOptions& options) {
   return absl::OkStatus();
 }
 
-// Segments of more than one piece, the last one short.
+// Segments have more than one piece, and the last piece is short.
 absl::Status CheckAllReduceInPieces(Communicator& comm, const CheckOptions& options) {
   const int64_t n = comm.world_size() * (int64_t{1} << 19) + 12'345;
   const Tensor generic = SumInputs<float>(comm.rank(), n, options.device), own = generic.Clone();

@@ -1,4 +1,5 @@
-// Ranks as threads: all the checks of communicator_checks, and what failures do to those that wait.
+// Tests ranks as threads: all the checks of communicator_checks, and what failures do to ranks that
+// wait.
 #include "burst/comm/communicator.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@
 #include "burst/comm/thread/thread_communicator.h"
 #include "tests/comm/communicator_checks.h"
 
-// Counts what a thread takes from the heap. Inlined, new and delete would not look like a pair.
+// Counts a thread's allocations. If new and delete were inlined, compilers would not see a pair.
 thread_local int64_t allocations = 0;
 
 [[gnu::noinline]] void* operator new(size_t bytes) {
@@ -109,7 +110,7 @@ void ExpectFreedByRank1(const absl::Status& status) {
   EXPECT_TRUE(absl::StrContains(status.message(), "disk full")) << status;
 }
 
-// All ways to wait for a rank that does not come; rank 0 is the one that waits.
+// The ways to wait for a rank that does not come. Rank 0 waits.
 struct Waiting {
   const char* name;
   std::function<absl::Status(Communicator&)> wait;
@@ -158,7 +159,8 @@ TEST_P(Abort, FreesThoseThatWaitNowOrLater) {
                          comm.Abort(kDiskFull);
                          comm.Abort(absl::InternalError("the first reason stands"));
                        }
-                       if (comm.rank() == 0) ExpectFreedByRank1(wait(comm));  // waits already
+                       // Rank 0 waits already.
+                       if (comm.rank() == 0) ExpectFreedByRank1(wait(comm));
                        if (comm.rank() == 3)
                          std::this_thread::sleep_for(std::chrono::milliseconds(40));
                        for (const Waiting& later : WaysToWait())
@@ -188,7 +190,7 @@ TEST(ThreadCommunicator, AbortReachesGroupsAndTheirParents) {
   for (bool in_group : {false, true}) {
     EXPECT_EQ(RunRanks(4,
                        [&](Communicator& comm) -> absl::Status {
-                         // {0, 2}, {1, 3}; in its group rank 1 has number 0.
+                         // {0, 2}, {1, 3}; rank 1 has number 0 in its group.
                          BURST_ASSIGN_OR_RETURN(const auto group, comm.Split(comm.rank() % 2, 0));
                          BURST_ASSIGN_OR_RETURN(const auto pair, group->Split(0, 0));
                          if (comm.rank() == 1) (in_group ? *pair : comm).Abort(kDiskFull);
@@ -205,8 +207,8 @@ TEST(ThreadCommunicator, AbortReachesGroupsAndTheirParents) {
   }
 }
 
-// A sender that was freed may write over its buffer at once, though the receiver may be in the
-// middle of it: a receiver whose Wait succeeds has seen none of that.
+// A sender that was freed may overwrite its buffer at once, while the receiver may be reading it. A
+// receiver whose Wait succeeds has not seen any of the new content.
 TEST(ThreadCommunicator, NoBufferIsInUseAfterAnAbort) {
   constexpr int64_t kBytes = 8 << 20;
   for (int round = 0; round < 30; ++round) {
@@ -237,7 +239,7 @@ TEST(ThreadCommunicator, NoBufferIsInUseAfterAnAbort) {
   }
 }
 
-// Tensors that other ranks write to are not in use either: the address sanitizer watches.
+// Tensors that other ranks write to are not in use either. The address sanitizer checks it.
 TEST(ThreadCommunicator, NoTensorIsInUseAfterAnAbort) {
   for (int round = 0; round < 20; ++round) {
     const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
@@ -293,7 +295,7 @@ TEST(RunRanks, RefusesAnEmptyWorld) {
   EXPECT_EQ(RunRanks(-3, body).code(), absl::StatusCode::kInvalidArgument);
 }
 
-// Waiting for a rank that has returned would never end; it is an error that names it.
+// Waiting for a rank that has returned would never end, so an error names the rank.
 TEST_P(Abort, WaitingForARankThatHasFinishedIsAnError) {
   const absl::Status status = RunRanks(2, [&](Communicator& comm) {
     return comm.rank() == 1 ? absl::OkStatus() : GetParam().wait(comm);
@@ -339,7 +341,7 @@ TEST(Mesh, RanksHaveTheirPlaces) {
   }
 }
 
-// Two data-parallel groups of three tensor groups of two ranks.
+// The mesh has two data-parallel groups of three tensor groups of two ranks.
 TEST(Mesh, TensorGroupsAreWithinSequences) {
   const Mesh mesh = {/*data=*/2, /*sequence=*/3, /*stages=*/1, /*tensor=*/2};
   EXPECT_EQ(RunRanks(mesh.world_size(),
@@ -357,7 +359,7 @@ TEST(Mesh, TensorGroupsAreWithinSequences) {
             absl::OkStatus());
 }
 
-// Six ranks as two rings of three: a ring's ranks are next to each other.
+// Six ranks are two rings of three. A ring's ranks are next to each other.
 TEST(Mesh, SequenceGroupsAreOfNeighbors) {
   const Mesh mesh = {/*data=*/2, /*sequence=*/3};
   EXPECT_EQ(RunRanks(mesh.world_size(),

@@ -142,7 +142,7 @@ TEST_F(JobTokenTest, AFolderForSocketsIsTheUsersAlone) {
   EXPECT_FALSE(SocketFolder::Open(folder_ + "/not/there").ok());
 }
 
-// Without a folder of the user's own in the environment: one in /tmp.
+// Without a folder of the user in the environment, the folder is in /tmp.
 TEST_F(JobTokenTest, AFolderInTmp) {
   for (const char* runtime : {"", "/nonexistent", "/tmp"}) {
     variables_["XDG_RUNTIME_DIR"] = runtime;

@@ -42,7 +42,7 @@ TEST(MpiCommunicator, SumsEqualThoseOfThreads) {
   RunOnAllRanks({"SumsEqualThoseOfThreads", SumsEqualThoseOfThreads}, {});
 }
 
-// Around the ring, all messages too long or too short: every rank is told.
+// All messages around the ring are too long or too short, and every rank gets the error.
 absl::Status LengthsMustAgree(Communicator& comm, const CheckOptions&) {
   const int ranks = comm.world_size(), next = (comm.rank() + 1) % ranks,
             last = (comm.rank() + ranks - 1) % ranks;

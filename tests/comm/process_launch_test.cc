@@ -56,7 +56,7 @@ const Variables kSrun = {{"SLURM_JOB_ID", "77"},
 TEST(ProcessLaunch, NoLauncher) {
   for (const Variables& variables :
        {Variables(), Variables{{"PATH", "/bin"}, {"MASTER_PORT", "1"}}, Variables{{"RANK", ""}},
-        // A batch script of Slurm, outside srun.
+        // This is a batch script of Slurm, outside srun.
         Variables{{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}}) {
     const auto launch = Detect(variables);
     ASSERT_TRUE(launch.ok()) << launch.status();
@@ -75,7 +75,7 @@ TEST(ProcessLaunch, Torchrun) {
   EXPECT_EQ(launch.port, 29500);
   // torchrun itself listens on the port.
   EXPECT_EQ(Found(With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).port, 29501);
-  // Started by hand, or by something that sets no more.
+  // The processes are started by hand, or by a launcher that sets no more variables.
   EXPECT_EQ(Found(Without(kTorchrun, "LOCAL_WORLD_SIZE")).local_size, 0);
   // Under the other launchers it is torchrun's processes that count.
   EXPECT_EQ(Found(With(kSrun, kTorchrun)).launcher, "torchrun");
@@ -94,7 +94,7 @@ TEST(ProcessLaunch, Mpirun) {
   // All ranks of a job find the same port; another job finds another port.
   EXPECT_EQ(Found(With(kMpirun, {{"OMPI_COMM_WORLD_RANK", "0"}})).port, launch.port);
   EXPECT_NE(Found(With(kMpirun, {{"PMIX_NAMESPACE", "2863267842"}})).port, launch.port);
-  // On several hosts.
+  // These processes are on several hosts.
   const Variables hosts = With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                                          {"MASTER_ADDR", "10.0.0.1"},
@@ -133,7 +133,7 @@ TEST(ProcessLaunch, Hosts) {
   const Variables one = With(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}, {"LOCAL_RANK", "5"}});
   EXPECT_FALSE(Found(one).several_hosts);
   EXPECT_EQ(Found(one).address, "127.0.0.1");
-  // A launcher that does not say how many processes are here.
+  // This launcher does not say how many processes are on the host.
   const Variables unknown = Without(kTorchrun, "LOCAL_WORLD_SIZE");
   EXPECT_TRUE(Found(unknown).several_hosts);
   for (const char* here : {"localhost", "127.0.0.1", "::1"}) {
@@ -158,7 +158,7 @@ struct BadEnvironment {
   std::string says;
 };
 
-// Each names the variable that is wrong.
+// Each error names the wrong variable.
 TEST(ProcessLaunch, Errors) {
   const BadEnvironment environments[] = {
       {Without(kTorchrun, "RANK"), "RANK is not set"},

@@ -1,4 +1,4 @@
-// How processes find each other, and what strangers can do meanwhile: nothing.
+// Tests how processes find each other, and that strangers cannot disturb them.
 #include "burst/comm/tcp/rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ struct Outcome {
   std::vector<int> strangers, doubles;
 };
 
-// A rendezvous of all ranks, as threads; `strange` happens on the port before the others come.
+// Makes a rendezvous of all ranks, as threads. `strange` runs on the port before the others come.
 Outcome Meet(
     const std::vector<RendezvousOptions>& ranks, Listener listener = Listener(),
     const std::function<void()>& strange = [] {}) {
@@ -85,7 +85,7 @@ Socket Call(int port) {
   return *std::move(socket);
 }
 
-// Whether the other end hangs up within some seconds, whatever it says before.
+// Returns whether the other end closes the connection within some seconds.
 bool IsHungUp(const Socket& socket) {
   char byte;
   while (true) {
@@ -127,7 +127,7 @@ TEST(Rendezvous, TheSizeOfTheWorldMustAgree) {
       << statuses[1];
 }
 
-// The first one stays; the other one ends, and the job does not.
+// The first process stays. The second one ends, and the job goes on.
 TEST(Rendezvous, ASecondProcessOfARankIsTurnedAway) {
   Socket listener = ListenSomewhere();
   const int port = listener.port();
@@ -169,7 +169,7 @@ TEST(Rendezvous, TwoProcessesOfOneRankAreNamed) {
   EXPECT_FALSE(statuses[2].ok());
 }
 
-// The first port is taken by another job, whose rank 0 waits there: the next free one serves.
+// Another job's rank 0 waits at the first port, so this job takes the next free one.
 TEST(Rendezvous, TwoJobsOnOneHost) {
   Socket taken = ListenSomewhere();
   const int port = taken.port();
@@ -221,14 +221,15 @@ TEST(Rendezvous, StrangersAreTurnedAwayAndCounted) {
   EXPECT_EQ(outcome.strangers[0], 8);
 }
 
-// They are polled side by side: no rank waits for them.
+// Silent connections are polled in parallel, so no rank waits for them.
 TEST(Rendezvous, SilentConnectionsDelayNobody) {
   Socket listener = ListenSomewhere();
   const int port = listener.port();
   std::vector<Socket> silent;
   const auto start = steady_clock::now();
   const Outcome outcome = Meet(AllOptions(3, port), std::move(listener), [&] {
-    for (int i = 0; i < 300; ++i) silent.push_back(Call(port));  // more than it keeps
+    // More connections than rank 0 keeps.
+    for (int i = 0; i < 300; ++i) silent.push_back(Call(port));
   });
   ExpectOk(outcome);
   EXPECT_EQ(outcome.strangers[0], 300);
@@ -249,7 +250,7 @@ TEST(Rendezvous, ASilentConnectionIsHungUpAfterItsTime) {
   EXPECT_EQ(outcome.strangers[0], 1);
 }
 
-// Silent or talking listeners on the ports before rank 0's.
+// Listeners on the ports before rank 0's are silent, or talk.
 TEST(Rendezvous, StrangersThatListenDelayNobody) {
   std::vector<Socket> listeners;
   int port = 0;
@@ -261,7 +262,7 @@ TEST(Rendezvous, StrangersThatListenDelayNobody) {
     port = listeners.front().port();
   }
   ASSERT_EQ(listeners.size(), 16u);
-  listeners.pop_back();  // rank 0's, which nobody else has
+  listeners.pop_back();  // the port of rank 0, which nobody else has
   std::vector<RendezvousOptions> ranks = AllOptions(2, port);
   ranks[0].num_ports = ranks[1].num_ports = 16;
   const auto start = steady_clock::now();
@@ -284,8 +285,8 @@ TEST(Rendezvous, AnotherTokenIsAStrangers) {
   EXPECT_TRUE(absl::StrContains(statuses[1].message(), "found no rank 0")) << statuses[1];
 }
 
-// A process between the ranks, at one of the ports that rank 1 calls: each side puts the port that
-// it knows into its proof.
+// A process between the ranks listens at one of the ports that rank 1 calls. Each side puts the
+// port that it knows into its proof.
 TEST(Rendezvous, AGreetingThatIsHandedOnProvesNothing) {
   Socket middle = ListenSomewhere(), listener = ListenSomewhere();
   const int port = listener.port(), called = middle.port();
@@ -300,7 +301,7 @@ TEST(Rendezvous, AGreetingThatIsHandedOnProvesNothing) {
   EXPECT_FALSE(absl::StrContains(recorded, kToken));
 }
 
-// And does not keep the ranks from each other, though it answers sooner.
+// The relay does not keep the ranks from each other, although it answers sooner.
 TEST(Rendezvous, ARelayOnAnEarlierPortDelaysNobody) {
   std::vector<Socket> two;
   for (int tries = 0; two.size() < 2 && tries < 200; ++tries) {
@@ -316,7 +317,8 @@ TEST(Rendezvous, ARelayOnAnEarlierPortDelaysNobody) {
   ExpectOk(Meet(ranks, std::move(two[1])));
 }
 
-// Everything that rank 1 said to rank 0 is recorded, and said again to the rank 0 of a second run.
+// The relay records everything that rank 1 says to rank 0, and repeats it to the rank 0 of a second
+// run.
 TEST(Rendezvous, AReplayedGreetingProvesNothing) {
   // The relay has rank 0's port at another address of this host, which no proof names.
   Socket listener = ListenSomewhere();
@@ -345,8 +347,8 @@ TEST(Rendezvous, AReplayedGreetingProvesNothing) {
   EXPECT_EQ(outcome.strangers[0], 1);
 }
 
-// The sockets between the other ranks ask for proofs, too: a stranger knows from rank 0 on where
-// rank 1 listens, or scans for it.
+// The sockets between the other ranks ask for proofs, too, because a stranger may find out where
+// rank 1 listens.
 TEST(Rendezvous, RanksBelowAreCalledWithProofs) {
   Socket listener = ListenSomewhere();
   const int port = listener.port();
@@ -403,7 +405,7 @@ TEST_F(InAFolder, EveryTwoRanksConnect) {
   EXPECT_EQ(FilesLeft(), 0);
 }
 
-// Two jobs of one name: no rank of one meets the other's.
+// Two jobs have one name, and no rank of one meets the other's.
 TEST_F(InAFolder, JobsOfOneNameMeetOneAfterTheOther) {
   std::vector<RendezvousOptions> ranks = Ranks(2);
   std::vector<absl::Status> statuses(4);
@@ -416,7 +418,7 @@ TEST_F(InAFolder, JobsOfOneNameMeetOneAfterTheOther) {
   EXPECT_EQ(FilesLeft(), 0);
 }
 
-// A token, a port or a name of their own tells jobs apart.
+// Another token, port or name distinguishes jobs.
 TEST_F(InAFolder, OtherJobsDoNotMeet) {
   std::vector<RendezvousOptions> ranks = Ranks(2);
   for (RendezvousOptions& options : ranks) options.timeout = milliseconds(500);
@@ -449,7 +451,7 @@ TEST_F(InAFolder, WhatAKilledProcessLeftIsReplaced) {
   EXPECT_EQ(FilesLeft(), 0);
 }
 
-// Even if the folder were open to all.
+// This holds even if the folder is open to all.
 TEST_F(InAFolder, AnotherUserIsAStranger) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   constexpr uid_t kNobody = 65534;

@@ -1,4 +1,5 @@
-// Times by formula; that the host's messages arrive is tested with the communicator they go by.
+// Tests times by formulas. The tests of the thread communicator check that the host's messages
+// arrive.
 #include "burst/comm/simulated/simulated_communicator.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +49,7 @@ TEST(SimulatedCommunicator, AMessageTakesTheTimeOfItsBytes) {
   OnRanks(4, 0, [](Communicator& comm, SimulatedGpu& gpu) {
     const Tensor a = OnGpu(1 << 20), b = OnGpu(1 << 20);
     BURST_RETURN_IF_ERROR(Shift(comm, Channel::kRead, a, b));
-    EXPECT_EQ(gpu.now(), 0);  // nobody waits yet
+    EXPECT_EQ(gpu.now(), 0);  // no rank waits yet
     BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
     EXPECT_NEAR(gpu.now(), kMessage + 4 * (1 << 20) / kLinks, 1e-12);
     EXPECT_EQ(comm.stats().bytes_sent[0], 4 << 20);
@@ -56,7 +57,7 @@ TEST(SimulatedCommunicator, AMessageTakesTheTimeOfItsBytes) {
   });
 }
 
-// A message costs nothing while a kernel runs that takes longer.
+// A message costs no time while a longer kernel runs.
 TEST(SimulatedCommunicator, MessagesAreBesideKernels) {
   OnRanks(2, 0, [](Communicator& comm, SimulatedGpu& gpu) {
     const Tensor a = OnGpu(1 << 20), b = OnGpu(1 << 20);
@@ -80,7 +81,7 @@ TEST(SimulatedCommunicator, MessagesOfAChannelFollowEachOther) {
   });
 }
 
-// Rank 0 comes after 2 s. Rank 1, which receives from it, has the message then; rank 2 does not
+// Rank 0 comes after 2 s. Rank 1, which receives from it, then has the message. Rank 2 does not
 // wait for it.
 TEST(SimulatedCommunicator, ALateSenderIsWaitedFor) {
   OnRanks(3, 0, [](Communicator& comm, SimulatedGpu& gpu) {
@@ -94,11 +95,11 @@ TEST(SimulatedCommunicator, ALateSenderIsWaitedFor) {
   });
 }
 
-// Ranks 1 and 3 of nodes of two send to another node.
+// Nodes have two ranks, and ranks 1 and 3 send to another node.
 TEST(SimulatedCommunicator, TheNetworkIsBetweenNodes) {
   OnRanks(4, 2, [](Communicator& comm, SimulatedGpu& gpu) {
     const Tensor a = OnGpu(1 << 20);
-    const int peer = comm.rank() ^ 1;  // of the node
+    const int peer = comm.rank() ^ 1;  // the other rank of the node
     const SendBuffer send = {a.raw_data(), a.size_bytes(), peer, DeviceType::kCuda};
     const ReceiveBuffer receive = {a.raw_data(), a.size_bytes(), peer, DeviceType::kCuda};
     BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {&receive, 1}));
@@ -145,7 +146,7 @@ TEST(SimulatedCommunicator, CollectivesUseTheNetworkOfAllRanksOfANode) {
   });
 }
 
-// To oneself: no link is used.
+// A message to oneself uses no link.
 TEST(SimulatedCommunicator, ARankSendsToItself) {
   OnRanks(2, 0, [](Communicator& comm, SimulatedGpu& gpu) {
     const Tensor a = OnGpu(1 << 20), b = OnGpu(1 << 20);
@@ -161,7 +162,7 @@ TEST(SimulatedCommunicator, ARankSendsToItself) {
   });
 }
 
-// A sender runs ahead of its receiver, to its end.
+// A sender runs ahead of its receiver until it ends.
 TEST(SimulatedCommunicator, NobodyWaitsForAReceiver) {
   std::atomic<bool> left{false};
   OnRanks(2, 0, [&](Communicator& comm, SimulatedGpu& gpu) {
@@ -199,8 +200,8 @@ TEST(SimulatedCommunicator, AMessageMustFitItsReceiver) {
   EXPECT_EQ(status.message(), "rank 0 sends 4096 bytes to a buffer of 2048");
 }
 
-// A rank that fails, or ends, frees those that wait for its messages or for it in a collective; the
-// first error is returned.
+// A rank that fails or ends frees the ranks that wait for its messages or for it in a collective.
+// The first error is returned.
 TEST(SimulatedCommunicator, WhoFailsFreesTheOthers) {
   for (const bool collective : {false, true}) {
     for (const bool fails : {false, true}) {

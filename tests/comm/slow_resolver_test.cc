@@ -1,5 +1,5 @@
-// A resolver that takes a second for a name, as a wrong server of AAAA records does: ranks meet,
-// and ask it once.
+// Tests a resolver that takes a second for a name, as a wrong server of AAAA records does. Ranks
+// meet, and ask it once.
 #include <gtest/gtest.h>
 #include <netdb.h>
 
@@ -39,7 +39,7 @@ namespace {
 
 TEST(SlowResolver, RanksMeetAndAskOnce) {
   lookup_ms = 1000;
-  // Rank 0's port is the last of those that are tried; a look-up for each would take 16 s.
+  // Rank 0's port is the last one that ranks try. A look-up for each would take 16 s.
   const int last = ListenSomewhere().port();
   std::vector<RendezvousOptions> ranks;
   for (int rank = 0; rank < 2; ++rank) {

@@ -1,5 +1,5 @@
-// The formats of the bytes between processes. Reading returns the values that were written, values
-// beyond a limit are refused, and a proof holds for one connection, one side and one claim.
+// Tests the formats of the bytes between processes. Reading returns the written values, and values
+// beyond a limit are refused. A proof holds for one connection, one side and one claim.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -146,7 +146,7 @@ TEST(Greeting, BothEndsHaveKeysThatNoOtherConnectionHas) {
   }
 }
 
-// A record opens once, in its turn and its direction, as it was closed.
+// A record opens once, in its turn and its direction, with the content that was sealed.
 TEST(Seal, OpensWhatTheOtherEndSentNext) {
   const SessionKeys keys = {RandomNonce(), RandomNonce()};
   const std::string text = "what one rank says to another";

@@ -41,7 +41,7 @@ using std::chrono::steady_clock;
 
 enum class Over { kTcp, kFolder };
 
-// As RunRanks, over sockets; returns every rank's status.
+// Runs ranks as RunRanks does, over sockets. Returns every rank's status.
 std::vector<absl::Status> RunTcpRanks(int world_size,
                                       const std::function<absl::Status(TcpCommunicator&)>& body,
                                       Over over = Over::kTcp) {
@@ -105,8 +105,8 @@ TEST_P(TcpRanks, SumsEqualThoseOfThreads) {
   EXPECT_EQ(here, there);
 }
 
-// The results of two ranks with a relay between them. No proof names the relay, although it has
-// rank 0's port at another address. Rank 0 sends a message of `bytes` bytes, all 'm', which rank 1
+// Results of two ranks with a relay between them. No proof names the relay, although it has rank
+// 0's port at another address. Rank 0 sends a message of `bytes` bytes, all 'm', which rank 1
 // receives.
 struct Relayed {
   std::vector<absl::Status> statuses = std::vector<absl::Status>(2);
@@ -144,7 +144,7 @@ Relayed SendThroughRelay(int64_t bytes, const Relay::Change& change) {
 }
 
 // A relay between the hosts can neither read nor change the messages. The first changed frame ends
-// the job, whether the header, the payload or the tag was changed, of a short message or of a
+// the job. The change may be in the header, the payload or the tag, of a short message or of a
 // piece.
 TEST(TcpCommunicator, ARelayReadsAndChangesNothing) {
   for (const int64_t bytes : {100, 300'000}) {
@@ -158,7 +158,8 @@ TEST(TcpCommunicator, ARelayReadsAndChangesNothing) {
     EXPECT_EQ(whole.received, std::string(bytes, 'm'));
     EXPECT_GT(static_cast<int64_t>(seen.size()), bytes);
     EXPECT_FALSE(absl::StrContains(seen, "mmmmmmmm"));
-    // Behind the greeting, the answer and the list of places: a frame's header, its tag and more.
+    // After the greeting, the answer and the list of places come a frame's header, its tag and
+    // more.
     const int64_t begin =
         kHelloBytes + kClaimBytes + 1 + Seal::kTagBytes + 2 * kPlaceBytes + Seal::kTagBytes;
     for (const int64_t at : {begin, begin + 20, begin + 24, begin + 45, begin + 100}) {
@@ -211,7 +212,8 @@ TEST(TcpCommunicator, CarriesHostMemoryOnly) {
   EXPECT_EQ(results[0], absl::InvalidArgumentError("TCP carries host memory only"));
 }
 
-// Lengths around the limits of frames, in both directions at once, on all channels, by groups, too.
+// Messages have lengths around the limits of frames. They go in both directions at once, on all
+// channels, also within groups.
 TEST(TcpCommunicator, MessagesOfEveryLength) {
   constexpr int64_t kLengths[] = {1,      65535,  65536,   65537,        262144,
                                   262145, 524288, 1000003, (2 << 20) + 7};
@@ -235,7 +237,7 @@ TEST(TcpCommunicator, MessagesOfEveryLength) {
         SendBuffer send = {text.data(), bytes, next};
         ReceiveBuffer receive = {&received[place++][0], bytes, last};
         BURST_RETURN_IF_ERROR(comm.Post(Channel(channel), {&send, 1}, {&receive, 1}));
-        // The group counts its ranks the other way round.
+        // The group numbers its ranks in the opposite order.
         send.peer = 2 - next;
         receive = {&received[place++][0], bytes, 2 - last};
         BURST_RETURN_IF_ERROR(group->Post(Channel(channel), {&send, 1}, {&receive, 1}));
@@ -263,8 +265,8 @@ int64_t ResidentBytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// A long message that its receiver does not wait for yet: no other channel waits for it, and nobody
-// keeps a copy.
+// If the receiver of a long message does not wait yet, no other channel waits for the message, and
+// nobody keeps a copy.
 TEST(TcpCommunicator, ALongMessageWaitsWithItsSender) {
   constexpr int64_t kBytes = 64 << 20;
   std::string out(kBytes, 'x'), in(kBytes, 'y');
@@ -290,7 +292,7 @@ TEST(TcpCommunicator, ALongMessageWaitsWithItsSender) {
   EXPECT_LT(ResidentBytes() - before, 16 << 20);
 }
 
-// A rank whose peer is this test, which breaks the rules of frames.
+// The rank's peer is this test, which breaks the rules of frames.
 TEST(TcpCommunicator, AFrameThatBreaksTheRulesIsAnError) {
   const FrameHeader kMessage = {FrameKind::kMessage, 0, 0, 1};
   const auto frame = [&](FrameKind kind, uint64_t bytes) {
@@ -310,7 +312,7 @@ TEST(TcpCommunicator, AFrameThatBreaksTheRulesIsAnError) {
       {frame(static_cast<FrameKind>(77), 0), "a frame of the unknown kind 77"},
       {frame(FrameKind::kPiece, 100), "a piece of a message that nobody asked for"},
       {frame(FrameKind::kGo, 0), "an answer to a message that was not announced"},
-      // It may send 100,000 bytes, and sends more.
+      // The peer may send 100,000 bytes, and sends more.
       {frame(FrameKind::kAnnounce, 100'000) + frame(FrameKind::kPiece, 100'001),
        "a piece of a message that nobody asked for"},
   };
@@ -330,7 +332,7 @@ TEST(TcpCommunicator, AFrameThatBreaksTheRulesIsAnError) {
   }
 }
 
-// Messages that nobody waits for, each of another group, take no more memory than is allowed.
+// Messages that nobody waits for, each of another group, take at most the allowed memory.
 TEST(TcpCommunicator, AnnouncementsTakeWhatIsAllowed) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
@@ -363,11 +365,11 @@ TEST(TcpCommunicator, AnnouncementsTakeWhatIsAllowed) {
   EXPECT_LT(most, 80 << 20);
 }
 
-// Ranks as processes, forked from this one.
+// Ranks as processes that are forked from this one.
 class Processes {
  public:
-  // Every process runs body(communicator) and ends with its result as exit code. A failure that the
-  // communicator tells of is written to stderr and ends it with exit code 1.
+  // Every process runs body(communicator) and ends with its result as exit code. If the
+  // communicator reports a failure, the process writes it to stderr and ends with exit code 1.
   Processes(int world_size, const TcpOptions& options,
             const std::function<int(TcpCommunicator&)>& body) {
     Socket listener = ListenSomewhere();
@@ -380,7 +382,7 @@ class Processes {
         pids_.push_back(pid);
         continue;
       }
-      alarm(60);  // whatever happens
+      alarm(60);  // ends a process that hangs
       dup2(fileno(err), STDERR_FILENO);
       if (rank != 0) listener.Close();
       auto connections =
@@ -412,7 +414,7 @@ class Processes {
 
   void Signal(int rank, int signal) { kill(pids_[rank], signal); }
 
-  // Exit code (negative: a signal) and what was written to stderr.
+  // Returns the exit code (negative for a signal) and the output on stderr.
   std::pair<int, std::string> Wait(int rank) {
     int status = 0;
     waitpid(std::exchange(pids_[rank], 0), &status, 0);
@@ -427,7 +429,7 @@ class Processes {
   std::vector<FILE*> errs_;
 };
 
-// Computes for ever: what happens is noticed without its help.
+// Computes for ever, so that failures are noticed without its help.
 int Compute(TcpCommunicator& comm) {
   if (!comm.Barrier().ok()) return 98;
   while (true) pause();
@@ -495,7 +497,8 @@ TEST(TcpProcesses, AbortTellsTheOthersWhy) {
     return Compute(comm);
   });
   for (int rank = 0; rank < 4; ++rank) {
-    const std::string error = rank == 1 ? "error: " : "";  // the others' test has no such word
+    // Only the rank that aborts prints "error: ".
+    const std::string error = rank == 1 ? "error: " : "";
     EXPECT_EQ(processes.Wait(rank), std::pair(1, error + "rank 1 of 4 gave up: disk full\n"));
   }
 }

@@ -1,4 +1,4 @@
-// Memory of another program's, and errors that must not end it.
+// Tests memory that belongs to another program, and errors that must not end that program.
 #include "burst/device/memory.h"
 
 #include <gtest/gtest.h>
@@ -40,8 +40,8 @@ TEST(MemorySource, ServesItsThreadItsDeviceAndItsScope) {
     inside = Tensor::Zeros({8}, DType::kFloat32);
     EXPECT_EQ(source.live.count(inside.raw_data()), 1u);
     {
-      // The source belongs to another device. Memory that passes through the host on its way is the
-      // pool's.
+      // The source belongs to another device. Memory that passes through the host comes from the
+      // pool.
       const ScopedMemorySource other(&source, DeviceType::kCuda);
       const Tensor on_host = Tensor::Zeros({8}, DType::kFloat32);
       EXPECT_EQ(source.live.size(), 1u);
@@ -56,7 +56,7 @@ TEST(MemorySource, ServesItsThreadItsDeviceAndItsScope) {
   }
   const Tensor after = Tensor::Zeros({8}, DType::kFloat32);
   EXPECT_EQ(source.live.size(), 1u);
-  inside = Tensor();  // goes back to where it came from
+  inside = Tensor();  // goes back to its source
   EXPECT_TRUE(source.live.empty());
 }
 
@@ -69,7 +69,7 @@ TEST(SmallBlocks, AreKeptAndLargeOnesAreNot) {
     void* const second = blocks.Allocate(1000);
     EXPECT_NE(first, second);
     blocks.Free(first);
-    EXPECT_EQ(blocks.Allocate(600), first);  // of the same 1,024 bytes
+    EXPECT_EQ(blocks.Allocate(600), first);  // both take 1,024 bytes
     blocks.Free(first);
     void* const larger = blocks.Allocate(1025);
     EXPECT_NE(larger, first);
@@ -81,7 +81,7 @@ TEST(SmallBlocks, AreKeptAndLargeOnesAreNot) {
     EXPECT_EQ(source.live.size(), 4u);
     for (void* block : {second, larger, largest}) blocks.Free(block);
     EXPECT_EQ(source.live.size(), 4u);
-    source.limit = 0;  // the kept ones are there yet
+    source.limit = 0;  // kept blocks still exist
     EXPECT_EQ(blocks.Allocate(SmallBlocks::kLargest), largest);
     EXPECT_EQ(blocks.Allocate(SmallBlocks::kLargest), nullptr);
     blocks.Free(largest);
@@ -109,7 +109,7 @@ TEST(FatalErrors, AreThrownWhereTheProgramMustNotEnd) {
   EXPECT_FALSE(ScopedFatalErrors::active());
 }
 
-// More than any machine has: an error that is one of memory, after which the counts are as before.
+// A request for more than any machine has is an error of memory, and leaves the counts as before.
 TEST(OutOfMemory, LeavesTheCountsAsTheyWere) {
   if (kAddressSanitizer || kThreadSanitizer) GTEST_SKIP() << "its allocator ends the process";
   const MemoryStats before = GetMemoryStats(DeviceType::kCpu);
@@ -128,7 +128,7 @@ TEST(OutOfMemory, LeavesTheCountsAsTheyWere) {
   const MemoryStats after = GetMemoryStats(DeviceType::kCpu);
   EXPECT_EQ(after.bytes_in_use, before.bytes_in_use);
   EXPECT_EQ(after.peak_bytes, before.peak_bytes);
-  // In a program: a sentence and exit code 1, no failed check.
+  // A program ends with a sentence and exit code 1, not with a failed check.
   EXPECT_EXIT(Tensor::Empty({int64_t{1} << 50}, DType::kFloat32), testing::ExitedWithCode(1),
               "^error: out of memory: ");
 }

@@ -48,7 +48,7 @@ TEST(SimulatedGpu, CountsMemoryAsCudaWould) {
   EXPECT_EQ(gpu.largest_allocation(), 0);
 }
 
-// 40 TB, of which the host has no page.
+// The tensor has 40 TB, for which the host has no page.
 TEST(SimulatedGpu, HasMoreMemoryThanTheHost) {
   SimulatedGpu gpu(Model());
   const ScopedSimulatedGpu scoped(&gpu);
@@ -74,13 +74,14 @@ TEST(SimulatedGpu, TellsWhatWasAllocatedAtThePeak) {
     ReachOp(1, "attention");
     const Tensor more = OfBytes(3 * kMiB);
   }
-  const Tensor later = OfBytes(2 * kMiB);  // less than there was
+  const Tensor later = OfBytes(2 * kMiB);  // less than before
   const std::map<std::string, int64_t> expected = {{"start", kMiB},
                                                    {"forward, attention", 5 * kMiB}};
   EXPECT_EQ(gpu.AtPeak(), expected);
 }
 
-// Masks and tokens that the host copies there are kept. Copies of other memory are zeros.
+// Simulated memory keeps masks and tokens that the host copies to it. Copies of other memory are
+// zeros.
 TEST(SimulatedGpu, KeepsSmallMemory) {
   SimulatedGpu gpu(Model());
   const ScopedSimulatedGpu scoped(&gpu);
@@ -92,7 +93,7 @@ TEST(SimulatedGpu, KeepsSmallMemory) {
   EXPECT_EQ(large.Slice(0, 0, 3).ToVector<float>(), std::vector<float>(3, 0));
 }
 
-// Each of its arguments once, at 1 TB/s, after 1 us.
+// A kernel moves each of its arguments once, at 1 TB/s, after 1 us.
 TEST(SimulatedGpu, KernelsTakeTheTimeOfTheirMemory) {
   SimulatedGpu gpu(Model());
   const ScopedSimulatedGpu scoped(&gpu);

@@ -1,6 +1,6 @@
-// Ranks as processes, of which one was started with something else than the others: another option,
-// other data, another model or an older copy of the run. All of them end with a sentence that names
-// it and both values, and no checkpoint is made or replaced.
+// Starts ranks as processes, one of them with another option, other data, another model or an older
+// copy of the run. All ranks end with a sentence that names the difference and both values. No
+// checkpoint is made or replaced.
 #include <gtest/gtest.h>
 
 #include "tests/faults/fault_run.h"
@@ -18,7 +18,7 @@ class Disagreement : public FaultTest {
                  Command(Plus(Plus({"--threads=1"}, more), {"--out=" + run})));
   }
 
-  // Two ranks, of which rank `other` has more in its environment and its options.
+  // Runs two ranks. Rank `other` gets more variables and options.
   static std::vector<Result> RunBoth(Ranks ranks, int other, const Arguments& environment,
                                      const Arguments& options) {
     std::vector<std::unique_ptr<Subprocess>> processes;
@@ -36,7 +36,7 @@ class Disagreement : public FaultTest {
     }
   }
 
-  // What makes a process see `there` at the place of `here`, as on a host of its own.
+  // Returns a command that lets a process see `there` at the place of `here`, as on another host.
   Arguments Seeing(const std::string& there, const std::string& here) const {
     return {
         "unshare",   "-m",      "sh", "-c", "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"",
@@ -91,7 +91,7 @@ TEST_F(Disagreement, AnyOption) {
   }
 }
 
-// Options on which no result depends may differ.
+// Options that do not change results may differ.
 TEST_F(Disagreement, WhatIsOfOneProcessMayDiffer) {
   for (const Result& result : RunBoth(RanksOf("run"), 1, {}, {"--threads=2", "--patience=300"})) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -99,7 +99,7 @@ TEST_F(Disagreement, WhatIsOfOneProcessMayDiffer) {
   EXPECT_EQ(SavedStep("run"), 24);
 }
 
-// One continues the run, the other begins it.
+// One rank continues the run, and the other begins it.
 TEST_F(Disagreement, OneResumes) {
   RunWell("run", {"--steps=8"});
   const std::string before = ReadAll(Path("run") + "/checkpoint.safetensors");
@@ -110,7 +110,7 @@ TEST_F(Disagreement, OneResumes) {
   }
 }
 
-// Other files of the same name, as hosts have them.
+// The files have the same name and other content, as on two hosts.
 TEST_F(Disagreement, OtherFilesAtTheSamePath) {
   if (!CanMount()) GTEST_SKIP() << "mounting is not permitted here";
   std::string text = ReadAll(Path("text.txt"));
@@ -128,7 +128,7 @@ TEST_F(Disagreement, OtherFilesAtTheSamePath) {
       "--model: {");
   EXPECT_FALSE(fs::exists(Path("run")));
 
-  // Weights to start from.
+  // This run makes the weights to start from.
   RunWell("one", {"--steps=4"});
   RunWell("two", {"--steps=4", "--seed=2"});
   ExpectBothSay(RunBoth(RanksOf("run", {"--model=one"}), 1, Seeing("two", "one"), {}),
@@ -136,7 +136,7 @@ TEST_F(Disagreement, OtherFilesAtTheSamePath) {
   EXPECT_FALSE(fs::exists(Path("run")));
 }
 
-// A host has an older copy of the run's folder.
+// One host has an older copy of the run's folder.
 TEST_F(Disagreement, AStaleCopyOfTheRun) {
   if (!CanMount()) GTEST_SKIP() << "mounting is not permitted here";
   for (const Arguments& mesh : {Arguments{"--dp=2"}, Arguments{"--sp=2"},
@@ -169,7 +169,7 @@ TEST_F(Disagreement, AStaleCopyOfTheRun) {
   }
 }
 
-// As many steps, but another run's.
+// The checkpoint has the same number of steps, but belongs to another run.
 TEST_F(Disagreement, AnotherRunsCheckpoint) {
   if (!CanMount()) GTEST_SKIP() << "mounting is not permitted here";
   RunWell("run", {"--steps=8"});
@@ -182,8 +182,8 @@ TEST_F(Disagreement, AnotherRunsCheckpoint) {
   EXPECT_EQ(ReadAll(Path("run") + "/checkpoint.safetensors"), before);
 }
 
-// Jobs of one name and port on one host, without a token: each rank meets one of its own run, or
-// the jobs end with what differs. No rank trains with the other's options.
+// Two jobs have one name and port on one host, without a token. Each rank meets a rank of its own
+// run, or the jobs end and name the difference. No rank trains with the other job's options.
 TEST_F(Disagreement, TwoJobsOfOneName) {
   const Arguments start = {"env", "-u", "BURST_TOKEN"};
   Ranks ranks = RanksOf("run");

@@ -1,6 +1,6 @@
-// Tests faults of files and clocks: writes, flushes and renames that fail, tear or are the last
-// thing a process does, a full disk, a clock that jumps. The run says which file and why, and
-// continues with the bits of one that nothing happened to.
+// Tests faults of files and clocks: writes, flushes and renames that fail, tear or end the process,
+// a full disk, and a clock that jumps. The run names the file and the reason, and continues with
+// the bits of an undisturbed run.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
@@ -64,7 +64,7 @@ TEST_F(Disk, KilledAtACallOfASaveTheRunLosesNothing) {
   }
 }
 
-// The next save draws it anew, and no step depends on it.
+// The next save draws the plot again, and no step depends on it.
 TEST_F(Disk, APlotThatCannotBeWrittenIsAWarning) {
   for (const char* fault : {"fsync:loss.svg:2:EIO", "rename:loss.svg:3:ENOSPC"}) {
     SCOPED_TRACE(fault);
@@ -103,7 +103,7 @@ TEST_F(Disk, AClockThatJumpsChangesNothing) {
   }
 }
 
-// A real one, in memory.
+// This is a real disk, in memory.
 TEST_F(Disk, FullDisk) {
   const std::string disk = Path("disk");
   std::filesystem::create_directory(disk);
@@ -113,7 +113,7 @@ TEST_F(Disk, FullDisk) {
   const Result result = Run(Plus(options_, {"--out=disk/run"}));
   EXPECT_EQ(result.exit_code, 1) << result.out;
   EXPECT_TRUE(Says(result, "No space left on device")) << result.err;
-  // Room again: it continues.
+  // With room again, the run continues.
   EXPECT_EQ(mount("tmpfs", disk.c_str(), "tmpfs", MS_REMOUNT, "size=50m"), 0);
   ExpectContinues("disk/run", options_);
   EXPECT_EQ(umount2(disk.c_str(), MNT_DETACH), 0);

@@ -53,7 +53,7 @@ std::string PathOf(int fd) {
   return length > 0 ? std::string(path, length) : std::string();
 }
 
-// Whether this call is the one; does not return if that kills.
+// Returns whether this call gets the fault. It does not return if the fault kills.
 bool IsTheOne(const char* call, const std::string& path) {
   static const Fault* const fault = new Fault;
   static std::atomic<int> calls{0};

@@ -1,7 +1,7 @@
-// kills_test [--kills=N] [--seed=S] [--ranks=N]: a run that is killed (kill -9) N times and resumed
-// every time, at random moments of its start, steps, evaluations, saves and end. Kills runs at any
-// time. No save is lost, and a run that reaches its end has the bits of an undisturbed one. The
-// test also kills one or all processes of a run of several; the others end by themselves.
+// kills_test [--kills=N] [--seed=S] [--ranks=N]: kills a run (kill -9) N times and resumes it every
+// time. The kills come at random moments of its start, steps, evaluations, saves and end. No save
+// is lost, and a run that reaches its end has the bits of an undisturbed one. The test also kills
+// one or all processes of a run with several processes. The others end by themselves.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ uint64_t seed = 0;
 
 class Kills : public FaultTest {
  protected:
-  // The processes of a run, which has begun.
+  // The processes of a run that has begun.
   using Processes = std::vector<std::unique_ptr<Subprocess>>;
   static std::vector<Subprocess*> Running(const Processes& processes) {
     std::vector<Subprocess*> running;
@@ -35,12 +35,12 @@ class Kills : public FaultTest {
 
   using Start = std::function<Processes(const Arguments& options)>;
 
-  // `straight`: the same run as one process.
+  // Kills and resumes a run. `straight` starts the same run as one process.
   void NothingIsLost(const Arguments& straight, const Start& start) {
     MakeStraight(Plus(options_, straight));
     std::mt19937_64 random(seed);
     const std::string where = absl::StrCat("seed ", seed);
-    // How long a run takes from its beginning to its end, under the present load.
+    // The time of a run from its begin to its end, under the present load.
     int64_t longest = 0;
     int killed = 0, completed = 0, resumed = 0;
     const auto fresh = [&] { std::filesystem::remove_all(Path("killed")); };
@@ -68,7 +68,7 @@ class Kills : public FaultTest {
         saved = 0;
         continue;
       }
-      // One of those that run, or all.
+      // The victim is one of the running processes, or all of them.
       const size_t victim = std::uniform_int_distribution<size_t>(0, running.size())(random);
       for (size_t i = 0; i < running.size(); ++i) {
         if (i == victim || victim == running.size()) running[i]->Signal(SIGKILL);
@@ -82,7 +82,7 @@ class Kills : public FaultTest {
       const int64_t now = SavedStep("killed");
       ASSERT_GE(now, saved) << where << ", kill " << killed;
       saved = now;
-      if (saved == 20) {  // killed at its exit: complete
+      if (saved == 20) {  // the run was killed at its exit and is complete
         ASSERT_TRUE(Weights("killed") == Weights("straight")) << where;
         fresh();
         saved = 0;
@@ -108,12 +108,12 @@ TEST_F(Kills, NothingIsLostOfOneProcess) {
 
 class ManyKills : public Kills, public testing::WithParamInterface<const char*> {};
 
-// The parameter: an option of the run.
+// The parameter is an option of the run.
 TEST_P(ManyKills, NothingIsLostOfSeveralProcesses) {
   int number = 0;
   const Arguments straight = {absl::StrCat("--ranks=", ranks), "--comm=threads", GetParam()};
   NothingIsLost(straight, [&](const Arguments& options) {
-    // Others than those of the run before, whose ports may still be in use.
+    // Every run gets another number, because the previous run's ports may still be in use.
     Ranks run(folder_, absl::StrCat("killed", number++), ranks,
               Command(Plus(options, {"--patience=10", GetParam()})));
     Processes processes;

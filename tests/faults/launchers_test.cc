@@ -1,4 +1,4 @@
-// Runs whose launcher asks them to stop and kills them some time later.
+// Tests runs whose launcher asks them to stop and kills them some time later.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,8 @@ class Launchers : public FaultTest {
   const size_t fast_steps_ = 4000 / kSlowdown;
   const Arguments fast_ = {absl::StrCat("--steps=", fast_steps_), "--eval_every=0",
                            "--checkpoint_every=0", "--threads=1"};
-  // Steps of less than a millisecond, and a line for each: mpirun reads none while it ends a job.
+  // Steps take less than a millisecond, and print a line each. mpirun reads no output while it ends
+  // a job.
   const Arguments tiny_ = {absl::StrCat("--steps=", 8000 / kSlowdown),
                            "--eval_every=0",
                            "--checkpoint_every=0",
@@ -48,7 +49,7 @@ TEST_F(Launchers, MpirunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
   SleepMs(200);
   process.Signal(SIGINT);
   EndOf(process);
-  // The process that saves belongs to nobody.
+  // Nobody waits for the process that saves.
   for (int i = 0; i < 1000 && !HasCheckpoint("mpi"); ++i) SleepMs(10);
   ASSERT_TRUE(HasCheckpoint("mpi"));
   if (Rows("mpi").size() == 2) GTEST_SKIP() << "a step here is shorter than what mpirun grants";
@@ -56,7 +57,7 @@ TEST_F(Launchers, MpirunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
   ExpectContinues("mpi", Plus(slow_, threads_));
 }
 
-// A step that is short enough is finished. So is any step after SIGUSR1, which mpirun passes on.
+// A short step is finished. After SIGUSR1, which mpirun passes on, any step is finished.
 TEST_F(Launchers, MpirunPassesSignalsOn) {
   if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
   const struct {
@@ -84,8 +85,8 @@ TEST_F(Launchers, MpirunPassesSignalsOn) {
   }
 }
 
-// torchrun and srun, or what does the same (launcher.sh): SIGTERM, and SIGKILL some time later.
-// srun also passes on what --signal asks for before the time limit.
+// launcher.sh acts as torchrun and srun do: it sends SIGTERM, and SIGKILL some time later. srun
+// also passes on the signal that --signal asks for before the time limit.
 TEST_F(Launchers, TorchrunAndSrunGrantSomeSeconds) {
   MakeStraight(Plus(fast_, threads_));
   const struct {
@@ -108,7 +109,7 @@ TEST_F(Launchers, TorchrunAndSrunGrantSomeSeconds) {
   }
 }
 
-// A step longer than the launcher's grace.
+// The step is longer than the launcher's grace.
 TEST_F(Launchers, TorchrunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
   MakeStraight(Plus(slow_, threads_));
   Subprocess process(Plus({ProgramPath("tests/faults/launcher.sh"), "torchrun", "2", "1"},
@@ -124,12 +125,12 @@ TEST_F(Launchers, TorchrunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
   ExpectContinues("tcp", Plus(slow_, threads_));
 }
 
-// mpirun grants as long as it is told to: tensor parallel runs, of which no rank could save alone,
-// finish their step.
+// mpirun grants the time that an option gives. Tensor parallel runs, in which no rank could save
+// alone, finish their step.
 TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
   if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
-  // Twice: until SIGTERM comes, and from then until SIGKILL. A step takes a tenth of a second, on a
-  // busy machine a second or two.
+  // mpirun waits this time twice: before SIGTERM, and from SIGTERM to SIGKILL. A step takes a tenth
+  // of a second, or a second or two on a busy machine.
   const int seconds = 10 * kSlowdown;
   const size_t all = 200;
   const Arguments options = Plus(

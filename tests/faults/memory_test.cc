@@ -1,5 +1,6 @@
-// Programs under limits of addresses, from one with which they just start to one that is enough.
-// Each ends with 0, or with 1 and a sentence on stderr; never with a signal or a failed check.
+// Runs programs under limits of addresses, from one with which they just start to one that is
+// enough. Each ends with 0, or with 1 and a sentence on stderr. None ends with a signal or a failed
+// check.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -41,7 +42,7 @@ class Memory : public testing::Test {
     return Subprocess(limited, {folder_}).Wait();
   }
 
-  // Whether a result is one that may be.
+  // Expects exit code 0, or 1 and a sentence.
   static void ExpectSentence(const Result& result) {
     EXPECT_EQ(result.signal, 0) << result.err;
     EXPECT_TRUE(result.exit_code == 0 || result.exit_code == 1) << result.exit_code << result.err;

@@ -1,6 +1,6 @@
-// mpi_places_test [--ranks=N]: ranks under mpirun, of which one is killed, stopped or asked to stop
-// at every place of its work (places.h), or mpirun itself is killed. Every process ends, what
-// happened is said, and the run continues with the bits of an undisturbed one.
+// mpi_places_test [--ranks=N]: kills or stops one of several ranks under mpirun, or asks it to
+// stop, at every place of its work (places.h). Or it kills mpirun. Every process ends and says what
+// happened. The run continues with the bits of an undisturbed one.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -27,7 +27,7 @@ class MpiPlaces : public FaultTest {
     int victim;
     std::string run;
     std::unique_ptr<Subprocess> mpirun;
-    std::vector<pid_t> pids;  // of the ranks
+    std::vector<pid_t> pids;  // process numbers of the ranks
   };
 
   void SetUp() override {
@@ -36,7 +36,7 @@ class MpiPlaces : public FaultTest {
     MakeStraight(straight_);
   }
 
-  // Every place and rank, of which this one has part.
+  // Returns the cases of this shard: places and ranks.
   std::vector<Case> Cases() const {
     std::vector<Case> cases;
     for (const Place& place : kPlaces) {
@@ -47,9 +47,9 @@ class MpiPlaces : public FaultTest {
     return cases;
   }
 
-  // Starts the ranks; returns when the victim stands still at the place.
+  // Starts the ranks. Returns when the victim stands still at the place.
   void StartAndPause(Case& c, const Arguments& more = {}) const {
-    // A shell that becomes the program tells its number first.
+    // A shell prints its process number and becomes the program.
     const Arguments program = {
         "bash", "-c", "echo $$ >" + Path(c.run) + ".pid.$OMPI_COMM_WORLD_RANK; exec \"$@\"",
         "rank"};
@@ -76,21 +76,21 @@ class MpiPlaces : public FaultTest {
       }
       c.pids.push_back(pid);
     }
-    // Rank 0 may still write what was saved before the place; it does so whatever happens to steps.
+    // Rank 0 may still write an earlier save, which does not depend on the steps.
     while (SavedStep(c.run) < c.place.saved && !c.mpirun->Ended()) SleepMs(1);
-    // The steps go on to the next save, that of step 16, which waits for the one being written.
+    // The steps go on to the next save, after step 16, which waits for the save being written.
     while (IsIn(c.place, "write") && !HasEvaluated(c.run, 16)) SleepMs(1);
   }
 
   std::string Pause(const Case& c) const { return Path(c.run) + ".pause"; }
 
-  // Every rank ends. One that nobody has waited for yet has ended, too.
+  // Expects that every rank ends. A rank that nobody has waited for yet has ended, too.
   static void ExpectRanksEnd(const Case& c) {
     const int64_t end = NowMs() + kEndsWithinMs;
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string stat = absl::StrCat("/proc/", c.pids[rank], "/stat");
       const auto runs = [&] {
-        std::ifstream file(stat);  // opened before the rank ends, it fails to be read after that
+        std::ifstream file(stat);  // if it was opened before the rank ended, reading it fails
         std::string text;
         return std::getline(file, text) && !absl::StrContains(text, ") Z ");
       };
@@ -99,10 +99,10 @@ class MpiPlaces : public FaultTest {
     }
   }
 
-  // Continues the run. At least `least` steps were saved, and at most `most`: ranks that mpirun
+  // Continues the run. At least `least` steps were saved, and at most `most`. Ranks that mpirun
   // asks to end save the last step that they have.
   void ExpectContinuesAfter(const Case& c, int64_t least, int64_t most) const {
-    // The process that saves for a rank that is being killed belongs to nobody.
+    // Nobody waits for the process that saves for a killed rank.
     for (int i = 0; i < 1000 && least > 0 && SavedStep(c.run) < least; ++i) SleepMs(10);
     if (most == 24 && SavedStep(c.run) == 24) {
       EXPECT_TRUE(Weights(c.run) == Weights("straight")) << "weights or optimizer differ";
@@ -123,7 +123,7 @@ class MpiPlaces : public FaultTest {
     EXPECT_LE(step, most) << out;
   }
 
-  // The last step that all ranks have finished at a place.
+  // Returns the last step that all ranks have finished at a place.
   static int64_t Finished(const Place& place) {
     const std::vector<std::string> words = absl::StrSplit(place.at, ' ');
     int64_t step = 0;
@@ -136,11 +136,11 @@ class MpiPlaces : public FaultTest {
 
   const std::string mpirun_ = BURST_MPIRUN;
   const Arguments options_ = {"--threads=1"};
-  // A run with as many ranks in one process.
+  // A run with the same number of ranks in one process.
   const Arguments straight_ = Plus(options_, {absl::StrCat("--ranks=", ranks), "--comm=threads"});
 };
 
-// mpirun names it and ends the others.
+// mpirun names the killed rank and ends the others.
 TEST_F(MpiPlaces, ARankThatIsKilled) {
   for (Case& c : Cases()) {
     SCOPED_TRACE(c.run);
@@ -156,7 +156,7 @@ TEST_F(MpiPlaces, ARankThatIsKilled) {
   }
 }
 
-// Nobody is left to end the ranks: they go on, or notice it and end.
+// Nobody is left to end the ranks. They go on, or notice it and end.
 TEST_F(MpiPlaces, MpirunIsKilled) {
   for (Case& c : Cases()) {
     SCOPED_TRACE(c.run);
@@ -170,7 +170,7 @@ TEST_F(MpiPlaces, MpirunIsKilled) {
   }
 }
 
-// SIGSTOP for longer than the others have patience.
+// SIGSTOP lasts longer than the others have patience.
 TEST_F(MpiPlaces, ARankThatIsStoppedForGood) {
   std::vector<Case> cases = Cases();
   for (Case& c : cases) {
@@ -189,13 +189,13 @@ TEST_F(MpiPlaces, ARankThatIsStoppedForGood) {
   }
 }
 
-// One rank is asked to stop, and all do: after the step, with a checkpoint.
+// One rank is asked to stop, and all stop after the step, with a checkpoint.
 TEST_F(MpiPlaces, ARankThatIsAskedToStop) {
   for (Case& c : Cases()) {
     SCOPED_TRACE(c.run);
     StartAndPause(c);
     kill(c.pids[c.victim], SIGTERM);
-    SleepMs(20);  // arrives, also where it only asks
+    SleepMs(20);  // time for the signal to arrive
     std::remove(Pause(c).c_str());
     const Result result = EndOf(*c.mpirun);
     EXPECT_NE(result.exit_code, 0) << result.out << result.err;

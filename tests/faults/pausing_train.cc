@@ -55,7 +55,7 @@ void Reached(const std::string& phase, int64_t step) {
 int64_t Step() {
   return current_progress == nullptr
              ? 0
-             : std::max<int64_t>(0, current_progress->place().step);  // -1: before the first
+             : std::max<int64_t>(0, current_progress->place().step);  // -1 is before the first step
 }
 
 void ReachedItsPlace() {
@@ -64,8 +64,8 @@ void ReachedItsPlace() {
 
 }  // namespace
 
-// For each function the original and what its callers call instead. A member function is called
-// like one whose first parameter is the object.
+// Each function has its original and the one that its callers call instead. A member function is
+// called like a function whose first parameter is the object.
 using Phase = ScopedPhase;
 using Place = ProgressPlace;
 void RealPhase(Phase*, const char*) asm("__real__ZN5burst11ScopedPhaseC1EPKc");

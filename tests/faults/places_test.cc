@@ -1,7 +1,7 @@
-// places_test [--ranks=N] [--device=cuda]: several processes of one run, of which one is killed,
-// stopped or asked to stop at every place of its work: start, step, evaluation, save and exit. The
-// others name it and end, nothing is lost that was saved, and the run continues with the bits of an
-// undisturbed one. With --device=cuda each has a GPU, whose work is some steps behind the process.
+// places_test [--ranks=N] [--device=cuda]: kills or stops one of several processes of a run, or
+// asks it to stop, at every place of its work: start, step, evaluation, save and exit. The others
+// name it and end. No save is lost, and the run continues with the bits of an undisturbed one. With
+// --device=cuda each process has a GPU, whose work is some steps behind it.
 #include "tests/faults/places.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class Places : public FaultTest {
     MakeStraight(straight_);
   }
 
-  // A case for every place and rank, each with its own run, which has not begun.
+  // Makes a case for every place and rank. Each has its own run, which has not begun.
   template <typename ManyPlaces>
   std::vector<Case> Cases(const ManyPlaces& places, const Arguments& more = {}) const {
     std::vector<Case> cases;
@@ -53,13 +53,14 @@ class Places : public FaultTest {
   void StartAndPause(const Case& c) const {
     c.processes->StartAndPause(c.victim, c.place.at);
     if (c.place.set) return;
-    // Rank 0 may still write what was saved before the place; it does so whatever happens to steps.
+    // Rank 0 may still write an earlier save, which does not depend on the steps.
     while (SavedStep(c.run) < c.place.saved && !(*c.processes)[0].Ended()) SleepMs(1);
-    // The steps go on to the next save, that of step 16, which waits for the one being written.
+    // The steps go on to the next save, after step 16, which waits for the save being written.
     while (IsIn(c.place, "write") && !HasEvaluated(c.run, 16)) SleepMs(1);
   }
 
-  // Every other rank ends with this code, or well if the work of all was done, and says this.
+  // Expects that every other rank ends with this code and says this, or ends well if all work was
+  // done.
   static void ExpectOthersEnd(Case& c, const std::string& says, int exit_code = 1) {
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank == c.victim) continue;
@@ -74,7 +75,8 @@ class Places : public FaultTest {
     return absl::StrCat("error: rank ", rank, " of ", ranks, " was lost: ");
   }
 
-  // `ahead`: the number of further steps that may have been saved.
+  // Expects that the saved steps exist. `ahead` is the number of further steps that may have been
+  // saved.
   void ExpectNothingIsLost(const Case& c, int64_t saved, int64_t ahead = 0) const {
     EXPECT_GE(SavedStep(c.run), saved);
     EXPECT_LE(SavedStep(c.run), saved + ahead);
@@ -83,8 +85,8 @@ class Places : public FaultTest {
     EXPECT_EQ(Rows(c.run), Rows("straight"));
   }
 
-  // The set of the place's step, or the one before if its write was not yet agreed upon. While a
-  // rank writes its part of the next one, all have.
+  // Expects the set of the place's step, or the one before if the ranks had not yet agreed on its
+  // write. While a rank writes its part of the next set, all have agreed.
   void ExpectNewestSet(const Case& c) const {
     const int64_t step = SavedStep(c.run);
     EXPECT_TRUE(step == c.place.saved || (step == c.place.saved - 4 && !IsIn(c.place, "write")))
@@ -93,7 +95,7 @@ class Places : public FaultTest {
 
   static constexpr int64_t kStepsAhead = 2;
   const Arguments options_ = {"--threads=1", cuda ? "--device=cuda" : "--device=cpu"};
-  // A run with as many ranks in one process.
+  // A run with the same number of ranks in one process.
   const Arguments straight_ = Plus(options_, {absl::StrCat("--ranks=", ranks), "--comm=threads"});
 };
 
@@ -107,12 +109,12 @@ TEST_F(Places, ARankThatIsKilled) {
   }
 }
 
-// Rank 0 finishes the save that it is in; and the next one, if both ranks had come to that.
+// Rank 0 finishes its current save, and the next one if both ranks had reached it.
 TEST_F(Places, ARankThatIsKilledWhileAnotherSaves) {
   Ranks processes(folder_, "run", ranks, Command(Plus(options_, {"--out=run"})));
   processes.StartAndPause(0, "write 12 3");
   processes[1].Signal(SIGKILL);
-  SleepMs(300);  // the loss is noticed
+  SleepMs(300);  // time to notice the loss
   processes.GoOn();
   const Result result = EndOf(processes[0]);
   EXPECT_EQ(result.exit_code, 1);
@@ -121,7 +123,8 @@ TEST_F(Places, ARankThatIsKilledWhileAnotherSaves) {
   ExpectContinues("run", straight_);
 }
 
-// A save that is being written when later steps ruin the model is the last one, and whole.
+// If later steps ruin the model while a save is written, that save is the last one, and it is
+// complete.
 TEST_F(Places, DivergenceWhileACheckpointIsWritten) {
   const Arguments diverges = {
       "--checkpoint_every=1", "--eval_every=0", "--warmup=0",        "--lr=1e-2",
@@ -142,7 +145,7 @@ TEST_F(Places, DivergenceWhileACheckpointIsWritten) {
   EXPECT_TRUE(Weights("run") == Weights("reference"));
 }
 
-// Ranks that have a part each of the model wait for one another in every layer, and in a save.
+// Ranks that each have a part of the model wait for one another in every layer, and in a save.
 TEST_F(Places, ARankThatIsKilledInAPartedModel) {
   if (ranks != 2) GTEST_SKIP() << "the model has two heads";
   for (const char* strategy : {"tp", "tp+sp"}) {
@@ -166,7 +169,7 @@ TEST_F(Places, ARankThatIsKilledInAPartedModel) {
   }
 }
 
-// Ranks that divide a model's state: a save needs all of them, and nobody has the others' parts.
+// Ranks divide the model's state. A save needs all of them, because nobody has the others' parts.
 TEST_F(Places, ARankThatIsLostOrAskedToStopWithADividedState) {
   const Arguments divided = {"--zero=3"};
   FaultTest::SetUp();  // an empty folder
@@ -208,8 +211,8 @@ TEST_F(Places, AllRanksAreKilledAtOnce) {
   }
 }
 
-// SIGSTOP for longer than the others have patience. Where no rank is in progress yet, silence
-// tells; ranks with a GPU are in progress from their start.
+// SIGSTOP lasts longer than the others have patience. Before a rank is in progress, its silence
+// shows the stop. Ranks with a GPU are in progress from their start.
 TEST_F(Places, ARankThatIsStoppedForGood) {
   std::vector<Case> cases = Cases(kPlaces, {"--patience=6"});
   for (Case& c : cases) {
@@ -221,7 +224,7 @@ TEST_F(Places, ARankThatIsStoppedForGood) {
     SCOPED_TRACE(c.run);
     ExpectOthersEnd(c, IsIn(c.place, "data") && !cuda ? Lost(c.victim) + "nothing heard of it for 2"
                                                       : "error: no rank has made progress for 6 s");
-    // Continued, it finds nobody.
+    // When it continues, it finds nobody.
     Subprocess& victim = (*c.processes)[c.victim];
     c.processes->GoOn();
     victim.Signal(SIGCONT);
@@ -233,7 +236,7 @@ TEST_F(Places, ARankThatIsStoppedForGood) {
   }
   for (Case& c : cases) {
     SCOPED_TRACE(c.run);
-    // The save that it was in, it finishes; and the next one, if all ranks had come to that.
+    // The rank finishes its current save, and the next one if all ranks had reached it.
     const bool writes = IsIn(c.place, "write");
     ExpectNothingIsLost(c, writes ? 12 : c.place.saved, writes ? 4 : 0);
   }
@@ -256,7 +259,7 @@ TEST_F(Places, ARankThatIsStoppedForAWhile) {
   }
 }
 
-// One rank is asked to stop, and all do: after the step, with a checkpoint. Before the first step,
+// One rank is asked to stop, and all stop after the step, with a checkpoint. Before the first step,
 // and after the last save, that rank ends at once.
 TEST_F(Places, ARankThatIsAskedToStop) {
   for (Case& c : Cases(kPlaces)) {
@@ -271,7 +274,7 @@ TEST_F(Places, ARankThatIsAskedToStop) {
     } else {
       ExpectOthersEnd(c, "", /*exit_code=*/0);
     }
-    // A GPU finishes the steps that it has been given.
+    // A GPU finishes the steps that were enqueued.
     const bool has_steps = cuda && c.place.finished > 0 && c.place.finished < 24;
     ExpectNothingIsLost(c, c.place.finished, has_steps ? kStepsAhead : 0);
   }

@@ -1,6 +1,6 @@
-// Several processes of one run, of which one starts late, never or twice, cannot write, or has a
-// clock that jumps. The run goes on with the bits of an undisturbed one, or ends with a sentence
-// and continues with them.
+// Tests several processes of one run. One of them starts late, never or twice, cannot write, or has
+// a clock that jumps. The run goes on with the bits of an undisturbed one, or ends with a sentence
+// and continues with these bits.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
@@ -34,8 +34,8 @@ class Processes : public FaultTest {
   }
 
   enum class Other { kNamesIt, kIsSilent, kHasFinished };
-  // Expects that rank 0 of two fails with `says`. Rank 1 names it, or may be silent where one rank
-  // speaks for all (while they prepare), or may have finished already.
+  // Expects that rank 0 of two fails with `says`. Rank 1 names it, or may have finished. It may be
+  // silent while they prepare, when one rank speaks for all.
   static void ExpectRank0Fails(Ranks& processes, const std::string& says, Other other) {
     ExpectFails(processes[0], says);
     const Result result = EndOf(processes[1]);
@@ -103,7 +103,7 @@ TEST_F(Processes, ASecondProcessOfARankEndsAndTheJobGoesOn) {
   Ranks ranks = RanksOf(3, "twice", {"--patience=15"});
   std::vector<std::unique_ptr<Subprocess>> processes;
   for (const int rank : {0, 1, 1}) processes.push_back(ranks.Process(rank));
-  SleepMs(2000);  // both of rank 1 have called
+  SleepMs(2000);  // both processes of rank 1 have called
   processes.push_back(ranks.Process(2));
   ExpectEndsWell(*processes[0]);
   ExpectEndsWell(*processes[3]);
@@ -112,7 +112,7 @@ TEST_F(Processes, ASecondProcessOfARankEndsAndTheJobGoesOn) {
   EXPECT_TRUE(Weights("twice") == Weights("straight"));
 }
 
-// The others may meet one of them and leave the other alone, or meet both in part; no two runs
+// The others may meet one of them and leave the other alone, or some may meet each. Two runs never
 // write to one folder.
 TEST_F(Processes, ARank0ThatIsThereTwiceAtTheStart) {
   MakeStraight(Straight(3));
@@ -136,7 +136,7 @@ TEST_F(Processes, ARank0ThatIsThereTwiceAtTheStart) {
   }
 }
 
-// In the middle of a run: the second process finds no others, and these do not notice it.
+// In the middle of a run, the second process finds no others, and they do not notice it.
 TEST_F(Processes, ARankThatStartsASecondTimeInARun) {
   MakeStraight(Straight(3));
   const char* const kPlaces[] = {"data 0 1",       "start 0 4",  "backward 6 3",
@@ -157,7 +157,7 @@ TEST_F(Processes, ARankThatStartsASecondTimeInARun) {
   }
 }
 
-// All of them: a second run, which the first one's lock keeps out.
+// All ranks start again as a second run, which the first run's lock keeps out.
 TEST_F(Processes, AllRanksStartASecondTimeInARun) {
   MakeStraight(Straight(2));
   Ranks ranks = RanksOf(2, "twice", {"--patience=60"});
@@ -171,7 +171,7 @@ TEST_F(Processes, AllRanksStartASecondTimeInARun) {
   EXPECT_EQ(Rows("twice"), Rows("straight"));
 }
 
-// In the start, a step, an evaluation, saves and at the end.
+// Calls fail in the start, a step, an evaluation, saves and at the end.
 TEST_F(Processes, CallsThatFailAtRank0) {
   MakeStraight(Straight(2));
   const struct {
@@ -200,8 +200,8 @@ TEST_F(Processes, CallsThatFailAtRank0) {
   }
 }
 
-// Calls fail while a set is written; each rank writes a file and rank 0 the index. The rank that
-// fails says so, and the previous set is still there.
+// Calls fail while a set is written, where each rank writes a file and rank 0 the index. The rank
+// that fails says so, and the previous set is still there.
 TEST_F(Processes, CallsThatFailInASet) {
   const Arguments divided = {"--zero=2"};
   MakeStraight(Plus(Straight(2), divided));
@@ -229,7 +229,7 @@ TEST_F(Processes, CallsThatFailInASet) {
   }
 }
 
-// A host that has another folder of the same name.
+// One host has another folder of the same name.
 TEST_F(Processes, ARunFolderThatNotAllRanksSee) {
   const std::string out = Path("apart");
   std::filesystem::create_directory(out);
@@ -248,7 +248,7 @@ TEST_F(Processes, ARunFolderThatNotAllRanksSee) {
   EXPECT_EQ(SavedStep("apart"), 24);
 }
 
-// A small one in memory, full from a place on.
+// A small disk in memory is full from some place on.
 TEST_F(Processes, AFullDisk) {
   MakeStraight(Straight(2));
   const std::string disk = Path("disk"), filler = disk + "/filler";

@@ -1,5 +1,5 @@
-// Runs that are killed at each call of a save that makes, flushes, renames or removes something.
-// Continued, they leave the files of a run that nothing happened to, and no file more.
+// Kills runs at each call of a save that makes, flushes, renames or removes something. When they
+// continue, they leave the files of an undisturbed run, and no other file.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -23,13 +23,13 @@ class SaveKills : public FaultTest {
     return names;
   }
 
-  // The step that best.safetensors is of.
+  // Returns the step of best.safetensors.
   std::string BestStep(const std::string& run) const {
     const auto header = Header(ReadAll(Path(run) + "/best.safetensors"));
     return header.is_object() ? header["__metadata__"]["step"].get<std::string>() : "none";
   }
 
-  // Kills runs at one call after the other, until one is complete before that.
+  // Kills runs at one call after the other, until a run is complete before the call.
   void KillAtEachCall(const Arguments& options) {
     MakeStraight(options);
     const std::set<std::string> names = Names("straight");

@@ -1,5 +1,5 @@
 // Asks a run to stop, by every signal and at every time. It ends soon, says so and exits with 128 +
-// the signal. It then continues with the same bits as a run that was left alone.
+// the signal. It then continues with the bits of an undisturbed run.
 #include <gtest/gtest.h>
 
 #include "tests/faults/fault_run.h"
@@ -26,7 +26,7 @@ class Signals : public FaultTest {
 };
 
 TEST_F(Signals, BeforeTheFirstStepTheyEndTheProcessAtOnce) {
-  // Rank 0 of two, the other of which never comes.
+  // This is rank 0 of two ranks. The other one never comes.
   const Arguments alone = {"env",
                            "RANK=0",
                            "LOCAL_RANK=0",
@@ -35,7 +35,7 @@ TEST_F(Signals, BeforeTheFirstStepTheyEndTheProcessAtOnce) {
                            "MASTER_ADDR=127.0.0.1"};
   for (const int number : kSignals) {
     Subprocess process(Plus(alone, Command({"--out=start"})), {folder_});
-    while (!HasSocket(process) && !process.Ended()) SleepMs(1);  // it waits for the other
+    while (!HasSocket(process) && !process.Ended()) SleepMs(1);  // then it waits for the other rank
     const int64_t begin = NowMs();
     process.Signal(number);
     const Result result = EndOf(process);
@@ -66,7 +66,7 @@ TEST_F(Signals, InAStepItIsFinishedAndSaved) {
   }
 }
 
-// The evaluation is left, the step before it saved; the continued run makes up for it.
+// The run leaves the evaluation and saves the step before it. The continued run evaluates again.
 TEST_F(Signals, InAnEvaluationItIsMadeUpFor) {
   std::ofstream text(Path("validation.txt"), std::ios::binary);
   for (int i = 0; i < 4000; ++i) text << "line " << i % 1000 << " of a text\n";
@@ -111,7 +111,8 @@ TEST_F(Signals, InTheSampleTheRunIsComplete) {
   }
 }
 
-// A step that takes long: asked once the run goes on with it, asked twice it ends.
+// A step takes long. A run that is asked once goes on with the step. A run that is asked twice
+// ends.
 class SlowStep : public Signals {
  protected:
   // Three steps, each of `micro_batches` times some hundreds of milliseconds on one core.
@@ -129,9 +130,9 @@ class SlowStep : public Signals {
     while (!HasCheckpoint(run)) SleepMs(1);
     SleepMs(100);
     process.Signal(SIGTERM);
-    process.Signal(SIGTERM);  // as timeout(1) does: one request
+    process.Signal(SIGTERM);  // timeout(1) sends both for one request
     SleepMs(200);
-    process.Signal(SIGTERM);  // as supervisors do
+    process.Signal(SIGTERM);  // supervisors repeat a signal
     SleepMs(1000);
     const bool first_kind_goes_on = !process.Ended();
     process.Signal(SIGUSR1);  // another signal does not count as a second request

@@ -1,6 +1,6 @@
-// stuck_train RANK WAITS OPTION...: //train, of which one rank stands still for ever at its wait
-// number WAITS for messages, as a rank does whose peer never posts. For watchdog_test; on GPUs
-// for watchdog_gpu_test.sh.
+// stuck_train RANK WAITS OPTION...: runs //train with one rank that stands still for ever. It stops
+// at its wait number WAITS for messages, as if its peer never posted. watchdog_test uses it, and
+// watchdog_gpu_test.sh on GPUs.
 #include <unistd.h>
 
 #include <atomic>
@@ -29,10 +29,10 @@
 namespace burst {
 namespace {
 
-// Forwards everything; after some waits it stands still.
+// Forwards every call. After some waits it stands still.
 class StuckCommunicator : public Communicator {
  public:
-  using Waits = std::shared_ptr<int>;  // that are left, of all groups
+  using Waits = std::shared_ptr<int>;  // waits that are left in all groups
 
   StuckCommunicator(Communicator* inner, Waits waits) : inner_(inner), waits_(std::move(waits)) {}
 

@@ -1,5 +1,5 @@
-// A rank that stands still: the run ends, and every rank says where it is and for what message it
-// waits, whatever connects the ranks.
+// If a rank stands still, the run ends. Every rank says where it is and for which message it waits,
+// over any kind of connection.
 #include <gtest/gtest.h>
 
 #include "tests/faults/fault_run.h"
@@ -12,7 +12,7 @@ class Stuck : public FaultTest {
  protected:
   static constexpr char kPatience[] = "--patience=3";
 
-  // Ranks of which number 1 stands still at its 40th wait for messages.
+  // Returns the command of a run in which rank 1 stands still at its 40th wait for messages.
   Arguments StuckTrain(const Arguments& more) const {
     return Plus({ProgramPath("tests/faults/stuck_train"), "1", "40", "--data=text.txt", kPatience,
                  "--seqlen=32", "--batch=2", "--steps=1000", "--eval_every=0", "--sample=0",
@@ -21,7 +21,7 @@ class Stuck : public FaultTest {
                 more);
   }
 
-  // `says`: a line for each rank.
+  // `says` has a line for each rank.
   static void ExpectReport(const Result& result, const std::vector<std::string>& says) {
     EXPECT_EQ(result.exit_code, 1) << result.err;
     EXPECT_TRUE(Says(result, "error: no rank has made progress for 3 s (--patience)\n"))
@@ -38,7 +38,7 @@ TEST_F(Stuck, Threads) {
   Subprocess process(StuckTrain({"--ranks=3", "--threads=1"}), {folder_});
   const Result result = EndOf(process);
   ExpectReport(result, {"rank 0: step ", "rank 1: step ", "rank 2: step "});
-  // The ring: rank 1 takes no block, which its neighbors offer.
+  // In the ring, rank 1 does not take the block that its neighbors offer.
   for (const char* part : {", layer ", ", attention: ", " bytes ", " rank 1, channel "}) {
     EXPECT_TRUE(Says(result, part)) << part << " is missing in " << result.err;
   }
@@ -70,10 +70,10 @@ TEST_F(Stuck, ProcessesOverSockets) {
                         ", attention: ", " bytes ", " rank 1, channel "});
 }
 
-// Stopped and continued: time in which nothing ran is not counted.
+// The process is stopped and continued. The time in which nothing ran does not count.
 TEST_F(Stuck, AProcessThatWasStoppedForLongerGoesOn) {
   const Arguments options = {"--steps=400", "--eval_every=0", "--checkpoint_every=0"};
-  const int seconds = kSlowdown == 1 ? 2 : 5;  // in which each step is made, also on a busy machine
+  const int seconds = kSlowdown == 1 ? 2 : 5;  // enough for each step, also on a busy machine
   MakeStraight(options);
   Subprocess process(
       Command(Plus(options, {"--out=stopped", absl::StrCat("--patience=", seconds)})), {folder_});

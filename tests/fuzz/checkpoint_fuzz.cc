@@ -1,4 +1,5 @@
-// Headers of checkpoints: a description that a model can be made from, or DataLoss.
+// Reads headers of checkpoints. The result is a description from which a model can be made, or
+// DataLoss.
 #include <string>
 
 #include "absl/status/status.h"

@@ -1,9 +1,9 @@
-// Sets of files (train/checkpoint/checkpoint_set.h), whose checksums are right and whose lists of
-// parts are anything. A tensor that is read whole has at every place an element that some file has
-// for it, found here one by one; all else is DataLoss.
+// Reads sets of files (train/checkpoint/checkpoint_set.h) with right checksums and any lists of
+// parts. A whole tensor has at every place an element that some file has for it, which the target
+// looks up one by one. Every other set is DataLoss.
 //
-// Input: the number of files; of each the lengths of its tensors a and b, then its list of parts,
-// up to a newline.
+// The input is the number of files. Each file has the lengths of its tensors a and b, then its list
+// of parts up to a newline.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,7 +26,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The tensor "a" or "b" of a file, whose elements are first, first + 1, ...
+// A file's tensor "a" or "b", whose elements are first, first + 1, ...
 struct Stored {
   std::string name;
   int64_t length = 0;
@@ -34,7 +34,7 @@ struct Stored {
   Json part;
 };
 
-// Where the elements of a part are in the whole tensor, from the first one of its slices' on.
+// Returns the places of a part's elements in the whole tensor.
 std::vector<int64_t> PlacesOf(const Json& part, const std::vector<int64_t>& shape) {
   int64_t numel = 1, inner = 1;
   for (const int64_t dim : shape) numel *= dim;
@@ -109,7 +109,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
     }
     const std::string in_file = SetFilePath(in, file, files);
     if (!WriteSafetensors(in_file, tensors, {{"parts", text}}).ok()) return;
-    // A header holds text: bytes that are not UTF-8 are other ones there.
+    // A header holds text, which replaces bytes that are not UTF-8.
     const absl::StatusOr<SafetensorsFile> there = SafetensorsFile::Open(in_file);
     BURST_CHECK(there.ok()) << there.status().ToString();
     const Json parts =

@@ -1,7 +1,7 @@
-// Frames between two ranks: rank 0 is a TcpCommunicator, rank 1 these bytes, over a socketpair.
-// They send messages of all kinds, short and long, and what breaks the rules. As long as the rules
-// are kept, every message that is waited for arrives whole, in order, and those of rank 0 leave so.
-// Whatever comes, rank 0 sends nothing but frames, and every call returns.
+// Sends frames between two ranks over a socketpair. Rank 0 is a TcpCommunicator, and rank 1 is the
+// input. They send messages of all kinds, short and long, and break the rules. As long as the rules
+// are kept, every message that a rank waits for arrives whole and in order. For any input, rank 0
+// sends only frames, and every call returns.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ class Wire {
   explicit Wire(int fd) : fd_(fd) {}
   ~Wire() { close(fd_); }
 
-  // False if rank 0 reads no more.
+  // Sends bytes. Returns false if rank 0 does not read any more.
   bool Send(absl::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t n = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -54,7 +54,7 @@ class Wire {
     return Send({reinterpret_cast<const char*>(header.data()), header.size()}) && Send(payload);
   }
 
-  // All that has come: frames, whose messages are kept by channel.
+  // Reads all frames that have come, and keeps their messages by channel.
   void Read() {
     if (deaf) return;
     char piece[65536];
@@ -76,7 +76,7 @@ class Wire {
     }
   }
 
-  // Reads until `done` says so; false: not in time, or rank 0 failed.
+  // Reads until `done` says so. Returns false if that takes too long or rank 0 failed.
   template <typename Done>
   bool ReadUntil(Done done) {
     while (true) {
@@ -93,8 +93,8 @@ class Wire {
   std::array<std::string, kNumChannels> pieces;
   std::array<int, kNumChannels> goes = {};
   bool failed = false;
-  bool deaf = false;   // reads no more
-  bool lawful = true;  // has kept the rules so far, so that rank 0 must answer
+  bool deaf = false;   // rank 0 does not read any more
+  bool lawful = true;  // rank 1 has kept the rules so far, so rank 0 must answer
 
  private:
   bool Poll(short events) const {
@@ -129,7 +129,7 @@ class Talk {
   }
 
  private:
-  // The next thing that one of the two does.
+  // Makes the next move of one of the two ranks.
   void Act() {
     const int c = static_cast<int>(input_.Integer(0, kNumChannels - 1));
     switch (input_.Integer(0, 8)) {
@@ -146,7 +146,7 @@ class Talk {
         sent_[c].push_back(message);
         break;
       }
-      case 3:  // what comes next, or one that comes later, of a length that may be wrong
+      case 3:  // the next message or a later one, of a length that may be wrong
         Receive(c, received_[c].size() < sent_[c].size()
                        ? static_cast<int64_t>(sent_[c][received_[c].size()].size())
                        : input_.Integer(1, 300));
@@ -197,13 +197,13 @@ class Talk {
     BURST_CHECK(status.ok() || (!wire_.lawful && absl::IsUnavailable(status))) << status.ToString();
   }
 
-  // Announced; the pieces leave when rank 0 has asked for it, if it has a buffer.
+  // Announces a long message. Its pieces leave when rank 0 has asked for it, if it has a buffer.
   void SendLong(int c) {
     const std::string message = RandomBytes(66000 + input_.Integer(0, 400000), ++seed_);
     const bool in_turn = received_[c].size() == sent_[c].size();
     wire_.Send(FrameKind::kAnnounce, c, 0, message.size(), "");
     sent_[c].push_back(message);
-    if (!in_turn) {  // nobody would ask for it
+    if (!in_turn) {  // rank 0 would not ask for the message
       wire_.lawful = false;
       return;
     }
@@ -224,7 +224,7 @@ class Talk {
 
   void CheckMessages() {
     for (int c = 0; c < kNumChannels; ++c) {
-      // Rank 0's own: short ones have left; long ones are asked for.
+      // Rank 0's short messages have left. Its long ones are asked for.
       std::deque<std::string> shorts;
       std::string longs;
       int announced = 0;
@@ -244,7 +244,7 @@ class Talk {
       BURST_CHECK(wire_.ReadUntil([&] { return wire_.pieces[c].size() >= longs.size(); }))
           << "a long message does not leave";
       BURST_CHECK(wire_.received[c] == shorts && wire_.pieces[c] == longs) << "other bytes";
-      // The others': all that is waited for was sent, and fits?
+      // Rank 1's messages: was everything sent that rank 0 waits for, and does it fit?
       bool all_fit = received_[c].size() <= sent_[c].size();
       for (size_t i = 0; all_fit && i < received_[c].size(); ++i) {
         all_fit = received_[c][i]->size() == sent_[c][i].size();
@@ -261,7 +261,7 @@ class Talk {
   FuzzInput& input_;
   uint32_t seed_ = 0;
   // Buffers outlive the communicator.
-  std::array<std::vector<std::string>, kNumChannels> sent_;  // by rank 1
+  std::array<std::vector<std::string>, kNumChannels> sent_;  // messages of rank 1
   std::array<std::vector<std::unique_ptr<std::string>>, kNumChannels> received_, posted_;
   std::unique_ptr<TcpCommunicator> rank0_;
   Wire wire_;  // closed first
@@ -273,7 +273,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
   FuzzInput input(data, size);
   int fds[2];
   BURST_CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-  if (input.Bool()) {  // rank 0's frames soon wait for rank 1 to read
+  if (input.Bool()) {  // makes rank 0's frames wait for rank 1 to read
     const int bytes = 4096;
     setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
   }

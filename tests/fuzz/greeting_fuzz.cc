@@ -1,6 +1,7 @@
-// Greetings: the three messages alone, and the handshake of a process with whoever sends any bytes,
-// in any pieces. Without the job's key nobody is believed. A process that knows the key and claims
-// anything is believed exactly if it claims to be a rank of this job and speaks to this one.
+// Parses the three messages of a greeting, and makes the handshake of a process with a peer that
+// sends any bytes in any pieces. Without the job's key the process never accepts the peer. A peer
+// that knows the key is accepted exactly if it claims to be a rank of this job and speaks to this
+// rank.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -76,7 +77,7 @@ Handshake Begin(Ends* ends, Side side, const Identity& self, int peer) {
   return Handshake(std::move(ends->own), side, kPort, self, peer, Deadline::max());
 }
 
-// Any bytes in any pieces; no key.
+// Sends any bytes in any pieces, without the key.
 void BeStrange(FuzzInput* input, Side side, const Identity& self, int peer) {
   Ends ends;
   Handshake handshake = Begin(&ends, side, self, peer);
@@ -99,13 +100,13 @@ void BeStrange(FuzzInput* input, Side side, const Identity& self, int peer) {
   }
 }
 
-// Knows the key and claims what it likes.
+// Knows the key, and makes any claim.
 void BeKnown(FuzzInput* input, Side side, const Identity& self, int peer) {
   Ends ends;
   Handshake handshake = Begin(&ends, side, self, peer);
   const bool calls = side == Side::kCaller;  // the handshake; this end listens
   ConnectionName connection;
-  // A process between the two listens on a port of its own.
+  // A process between the two listens on its own port.
   const bool right_port = !input->empty() && input->Integer(0, 7) != 0;
   connection.port = right_port ? kPort : kPort + 1;
   Nonce& own = calls ? connection.listener : connection.caller;

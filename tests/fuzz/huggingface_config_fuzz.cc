@@ -1,5 +1,5 @@
-// config.json of Hugging Face directories: any text gives a model that Validate accepts, and that
-// the config.json which is written of it gives again, or an error that says where.
+// Reads config.json of Hugging Face directories. Any text gives a model that Validate accepts, or
+// an error that says where. Writing the model's config.json and reading it gives the same model.
 #include <cmath>
 #include <string>
 
@@ -21,7 +21,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
   }
   const ModelConfig& model = config->model;
   BURST_CHECK(model.Validate().ok() && model.vocab >= 1 && config->window >= 0);
-  constexpr int64_t kLayers = 1000;  // whose kinds are written one by one
+  constexpr int64_t kLayers = 1000;  // the kind of each layer is written
   if (model.layers > kLayers) return;
   const absl::StatusOr<std::string> json = MakeHuggingFaceConfig(*config);
   BURST_CHECK(json.ok()) << json.status().ToString();

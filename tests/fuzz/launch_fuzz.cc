@@ -1,5 +1,5 @@
-// The environment that launchers leave: lines NAME=value. A launch whose numbers fit together, or
-// an error; and Slurm's lists of hosts.
+// Reads the environment of launchers, lines NAME=value. The result is a launch whose numbers fit
+// together, or an error. It also reads Slurm's lists of hosts.
 #include <map>
 #include <string>
 

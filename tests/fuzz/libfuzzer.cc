@@ -1,5 +1,5 @@
-// A fuzz target as libFuzzer calls it. BURST_FUZZ_CPU_SECONDS in the environment ends the run after
-// that much processor time, which libFuzzer's own -max_total_time does not measure.
+// Runs a fuzz target under libFuzzer. BURST_FUZZ_CPU_SECONDS in the environment ends the run after
+// this processor time, which libFuzzer's own -max_total_time does not measure.
 #include <signal.h>
 #include <sys/time.h>
 

@@ -1,5 +1,5 @@
-// Model configurations: any text gives a model that Validate accepts, and that its own JSON gives
-// again, or an error.
+// Reads model configurations. Any text gives a model that Validate accepts, or an error. The
+// model's JSON gives the same model again.
 #include <string>
 
 #include "burst/base/check.h"

@@ -1,6 +1,6 @@
-// Feeds a fuzz target without a fuzzer: NAME_replay_test FOLDER MUTATIONS. First every file of the
-// corpus, which holds each input that once failed, then random mutations of them, the same in every
-// run. When the program dies, the input that killed it is named on stderr.
+// Feeds a fuzz target without a fuzzer: NAME_replay_test FOLDER MUTATIONS. First come the files of
+// the corpus, which holds each input that once failed. Then come random mutations of them, equal in
+// every run. If the program dies, it names the input on stderr.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 std::string g_folder;
 int g_mutations = 0;
 
-// What is being fed; read by a signal handler.
+// The name of the current input, which a signal handler reads.
 char g_current[512];
 
 void NameTheInput(int number) {
@@ -58,8 +58,8 @@ void Feed(const Bytes& input, const std::string& name) {
   FuzzOne(input.data(), input.size());
 }
 
-// A few changes of the kinds that fuzzers make: bits, bytes, numbers, and pieces that are removed,
-// repeated or taken from another input.
+// Makes a few changes as fuzzers do, of bits, bytes and numbers. It also removes and repeats
+// pieces, or takes them from another input.
 class Mutator {
  public:
   explicit Mutator(int seed) : random_(seed) {}
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
   burst::g_folder = argv[1];
   burst::g_mutations = std::atoi(argv[2]);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // An input of a few bytes may not ask for gigabytes; sanitizers reserve terabytes of addresses.
+  // A small input must not ask for gigabytes. Sanitizers reserve terabytes of addresses.
   const rlimit most = {rlim_t{4} << 30, rlim_t{4} << 30};
   setrlimit(RLIMIT_AS, &most);
   for (int number : {SIGABRT, SIGSEGV, SIGFPE, SIGBUS, SIGILL}) {

@@ -1,5 +1,5 @@
-// Safetensors files: what opens has the names, shapes and bytes that its header says, read here by
-// another parser, and is the same after it was written again. All else is DataLoss.
+// Reads safetensors files. A file that opens has the names, shapes and bytes of its header, which
+// another parser reads here. Writing it again gives the same file. Every other input is DataLoss.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,7 @@
 namespace burst {
 namespace {
 
-// Others are known to the format, but there is no tensor of them.
+// The format knows more dtypes, but there is no tensor of them.
 bool IsTensorDType(const std::string& name) {
   return name == "F32" || name == "F64" || name == "I32" || name == "BF16" || name == "F16";
 }
@@ -34,7 +34,7 @@ std::string Bytes(const Tensor& tensor) {
   return {static_cast<const char*>(tensor.raw_data()), static_cast<size_t>(tensor.size_bytes())};
 }
 
-// Every tensor, in order of name.
+// Returns every tensor, in order of name.
 std::vector<NamedTensor> ReadAll(const SafetensorsFile& file, const std::string& content) {
   uint64_t length = 0;
   BURST_CHECK(content.size() >= sizeof(length));

@@ -1,6 +1,6 @@
-// Schedules of random rings: mask, layout, documents, spans or slices, length, ranks, groups and
-// nodes. Every rank's mask is compared with its definition, pair by pair. Then all ranks walk their
-// routes together, as Ring::Run posts and awaits transfers:
+// Makes schedules of random rings: mask, layout, documents, spans or slices, length, ranks, groups
+// and nodes. Every rank's mask is compared with its definition, pair by pair. Then all ranks walk
+// their routes together, as Ring::Run posts and awaits transfers:
 //
 //    - each message has a receiver and a length that both ends know, and none waits in a circle;
 //    - each visible (query, key) pair is computed on exactly one rank in exactly one round with a
@@ -31,12 +31,12 @@ struct Problem {
   int64_t seqlen = 0;
   Layout layout = Layout::kContiguous;
   IntervalMask mask;
-  MaskSlices slices;  // if there are any, in place of `mask`
+  MaskSlices slices;  // in place of `mask`, if there are any
 
   size_t rows() const { return slices.empty() ? mask.rows() : slices.size(); }
 };
 
-// Disjoint spans, which end with the documents of their rows at the latest.
+// Reads disjoint spans, each within a document of its row.
 void ReadSpans(FuzzInput* input, Problem* p) {
   const size_t documents = p->mask.documents.size(), rows = input->Integer(0, 3);
   p->mask.spans.resize(documents > 1 && rows > 1 ? documents : rows);
@@ -82,7 +82,7 @@ Problem Read(FuzzInput* input) {
   p.seqlen = input->Integer(0, 48);
   p.layout = input->Pick(kLayouts);
   p.mask.causal = input->Bool();
-  // Windows beyond the sequence up to the largest number there is, too.
+  // Some windows are larger than the sequence, up to the largest number.
   const int64_t window = input->Integer(0, 99);
   p.mask.window = window < 96 ? window : INT64_MAX - input->Integer(0, int64_t{1} << (window - 64));
   std::vector<int> divisors = {0};
@@ -107,7 +107,7 @@ bool Visible(const Problem& p, size_t row, int64_t q, int64_t k) {
   return p.slices.empty() ? Visible(p.mask, at, q, k) : Visible(p.slices, at, q, k);
 }
 
-// The visible pairs of these queries and keys; checks `mask` on the way.
+// Counts the visible pairs of these queries and keys, and checks `mask`.
 template <typename BetweenBlocks>  // KernelMask or BlockMask
 int64_t CheckMask(const Problem& p, const std::vector<int32_t>& queries,
                   const std::vector<int32_t>& keys, const BetweenBlocks& mask) {
@@ -168,14 +168,14 @@ int64_t CheckMask(const Problem& p, const std::vector<int32_t>& queries,
   return mask.pairs();
 }
 
-// The pairs that queries of rank q see of keys of rank k, where the keys are sent and where the
-// queries are: as many as if nothing were left out.
+// Counts the pairs of rank q's queries and rank k's keys. The number is the same where keys are
+// sent, where queries are sent, and with all tokens.
 int64_t CheckMasks(const Problem& p, const std::vector<RingSchedule>& schedules, int q, int k) {
   const auto &queries = schedules[q].shard().group_positions(q),
              &keys = schedules[k].shard().group_positions(k);
   const int64_t pairs = CheckMask(p, queries, q == k ? keys : schedules[q].keys_sent_by(k),
                                   schedules[q].for_keys_of(k));
-  if (!p.slices.empty()) {  // blocks as small as these sequences
+  if (!p.slices.empty()) {  // block sizes that fit these short sequences
     for (const int64_t block : {2, 5}) {
       BURST_CHECK_EQ(
           pairs, CheckMask(p, queries, keys, Mask::Slices(p.slices).Between(queries, keys, block)));
@@ -186,7 +186,7 @@ int64_t CheckMasks(const Problem& p, const std::vector<RingSchedule>& schedules,
   return pairs;
 }
 
-// Every position is on one rank; a group's runs lead to its ranks' tokens.
+// Checks that every position is on one rank, and that a group's runs lead to its ranks' tokens.
 void CheckShards(const Problem& p, const std::vector<TokenShard>& shards) {
   std::vector<int> seen(p.seqlen);
   for (int index = 0; index < p.ranks; ++index) {
@@ -215,16 +215,16 @@ void CheckShards(const Problem& p, const std::vector<TokenShard>& shards) {
   for (int count : seen) BURST_CHECK_EQ(count, 1);
 }
 
-// A block of a rank, or its gradient, on its way.
+// A message on its way: a rank's block, or its gradient.
 struct Message {
-  int owner = -1;            // whose block it is
+  int owner = -1;            // owner of the block
   int64_t length = 0;        // tokens
   std::set<int> parts = {};  // ranks whose part of a gradient it holds
 };
 
-// All ranks run their routes together as Ring::Run does. Posting never waits. Waiting for a channel
-// needs what was to be received, and that the receivers have taken what was sent, the strictest
-// rule that communicators have.
+// Runs all ranks' routes together as Ring::Run does. Posting never waits. A wait for a channel ends
+// when its messages have arrived and the receivers have taken the sent ones, the strictest rule of
+// communicators.
 class Walk {
  public:
   Walk(const std::vector<RingSchedule>& schedules, bool queries_are_sent, bool has_gradients)
@@ -237,7 +237,7 @@ class Walk {
       states_[rank].current = {rank, Length(rank, rank)};
       BeginRound(rank);
     }
-    // Ranks go on in turn as far as they can; when none can, all must be done.
+    // Ranks go on in turn as far as they can. When none can, all must be done.
     for (bool moved = true; moved;) {
       moved = false;
       for (int rank = 0; rank < ranks_; ++rank) {
@@ -257,8 +257,8 @@ class Walk {
  private:
   enum class Kind { kBlock, kGradient };
   struct Channel {
-    RingTransfer receive;  // from: -1 when nothing is expected
-    Message received;      // owner: -1 when nothing was
+    RingTransfer receive;  // from is -1 if no message is expected
+    Message received;      // owner is -1 if no message came
     int unsent = 0;        // messages sent that nobody has taken yet
   };
   struct State {
@@ -277,7 +277,7 @@ class Walk {
     return queries_are_sent_ ? schedules_[host].for_queries_of(block)
                              : schedules_[host].for_keys_of(block);
   }
-  // Tokens of a block as `rank` knows them.
+  // Returns the tokens of a block, as `rank` knows them.
   int64_t Length(int rank, int block) const { return Route(rank).lengths[block]; }
   bool FirstInNode(int round) const { return round % Route(0).ranks_per_node == 0; }
   Channel& At(int rank, Link link, Kind kind) {
@@ -301,7 +301,7 @@ class Walk {
     }
   }
 
-  // Communicator::Wait; false: not yet.
+  // Acts as Communicator::Wait. Returns false if the wait goes on.
   bool Wait(int rank, Link link, Kind kind) {
     Channel& channel = At(rank, link, kind);
     const int from = channel.receive.from;
@@ -332,7 +332,8 @@ class Walk {
     BURST_CHECK(!round.compute || s.current.owner == round.source) << "block not there";
   }
 
-  // The next wait of a rank and what follows it; false: it waits still, or all is done.
+  // Makes the next wait of a rank and the steps after it. Returns false if it still waits, or all
+  // is done.
   bool Step(int rank) {
     State& s = states_[rank];
     const bool last = FirstInNode(s.round + 1);
@@ -423,12 +424,12 @@ class Walk {
   const int ranks_;
   std::vector<State> states_;
   std::map<std::tuple<int, int, Link, Kind>, std::deque<Message>> in_transit_;
-  PerLink<int64_t> tokens_sent_[2];  // of blocks, of gradients
+  PerLink<int64_t> tokens_sent_[2];  // tokens of blocks, and of gradients
 };
 
 // Checks the schedule of the first `tokens` tokens alone.
 void CheckPrefix(Problem p, int64_t tokens, const std::vector<RingSchedule>& schedules) {
-  p.seqlen = tokens;  // documents that begin behind it part no tokens before it
+  p.seqlen = tokens;  // documents that begin after it do not divide its tokens
   std::vector<TokenShard> shards;
   std::vector<RingSchedule> prefixes;
   for (const RingSchedule& schedule : schedules) {

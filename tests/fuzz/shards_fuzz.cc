@@ -1,6 +1,6 @@
-// llm.c's shards: one to three files of any content. Shards that load have the tokens of the files,
-// and the documents that a plain loop finds. All others are refused with an error that names the
-// option.
+// Reads llm.c's shards, one to three files of any content. Shards that load have the tokens of the
+// files, and the documents that a plain loop finds. Other files are refused with an error that
+// names the option.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kHeaderBytes = 1024;
 
-// A shard of 16 or 32 bits whose header is mostly right.
+// Returns a shard of 16 or 32 bits, whose header is usually right.
 std::string ShardContent(FuzzInput* input) {
   const bool wrong = input->Integer(0, 7) == 7, wide = input->Integer(0, 3) == 3;
   std::string tokens = input->Text(400);
@@ -33,7 +33,8 @@ std::string ShardContent(FuzzInput* input) {
     header[input->Integer(0, 4)] = static_cast<int32_t>(input->Integer(INT32_MIN, INT32_MAX));
   } else {
     tokens.resize(tokens.size() / width * width);
-    // A vocabulary and an end-of-text token of its own, or llm.c's: 50256, and 128000 in 32 bits.
+    // The vocabulary and the end-of-text token are random, or llm.c's: 50256, and 128000 in 32
+    // bits.
     if (input->Bool()) {
       header[3] = static_cast<int32_t>(input->Integer(1, 200000));
       header[4] = static_cast<int32_t>(input->Integer(-1, header[3] - 1));
@@ -46,7 +47,7 @@ std::string ShardContent(FuzzInput* input) {
   return std::string(reinterpret_cast<const char*>(header), kHeaderBytes) + tokens;
 }
 
-// The tokens of a shard that opens; numbers beyond int32 count as the largest there is.
+// Reads the tokens of a shard that opens. Numbers beyond int32 count as the largest one.
 void ReadTokens(const std::string& content, std::vector<int32_t>* tokens) {
   int32_t magic = 0;
   std::memcpy(&magic, content.data(), std::min(content.size(), sizeof(magic)));
@@ -105,7 +106,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
         << loaded.status().ToString();
     return;
   }
-  int32_t header[5];  // of the first one: all have the same vocabulary
+  int32_t header[5];  // header of the first shard; all have the same vocabulary
   std::memcpy(header, first.data(), sizeof(header));
   const int32_t llm_c = header[0] == 20240801 ? 128000 : 50256;
   CheckCorpus(*loaded->train.corpus, tokens, header[3] != 0 ? header[4] : llm_c, &input);

@@ -1,6 +1,6 @@
-// Tokenizers: from JSON (the first line) and from a text (the rest). A tokenizer gives itself again
-// by its JSON. Encoded text decodes to the bytes it was made of. Each of its tokens decodes to text
-// that encodes to that token.
+// Makes tokenizers from JSON (the first line) and from a text (the rest). A tokenizer's JSON gives
+// the same tokenizer. Encoded text decodes to its bytes. Each token decodes to text that encodes to
+// that token.
 #include <string>
 #include <vector>
 

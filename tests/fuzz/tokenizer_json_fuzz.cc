@@ -1,7 +1,7 @@
-// Files of tokenizers: a tokenizer.json (up to the first zero byte) and a text (the rest), or
-// GPT-2's two files, where the first one ends with a tab. A tokenizer that loads gives itself again
-// by its JSON. Its tokens are in its vocabulary and decode to the text. Pieces of the text give the
-// tokens of the whole. All else is InvalidArgument.
+// Reads files of tokenizers: a tokenizer.json (up to the first zero byte) and a text (the rest), or
+// GPT-2's two files, where the first one ends with a tab. A loaded tokenizer's JSON gives the same
+// tokenizer. Its tokens are in its vocabulary and decode to the text. Pieces of the text give the
+// tokens of the whole. Every other file is InvalidArgument.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -36,7 +36,7 @@ void CheckText(const std::shared_ptr<const BpeTokenizer>& tokenizer, const std::
     absl::StrAppend(&decoded, tokenizer->Bytes(token));
   }
   BURST_CHECK_EQ(decoded, text);
-  // In two parts, of which the first one knows only some of what follows it.
+  // The text comes in two parts. The first one sees only some of the next bytes.
   std::vector<int32_t> parts;
   const size_t limit = text.size() / 3, known = text.size() * 2 / 3;
   absl::StatusOr<size_t> first = encoder.EncodePieces(absl::string_view(text).substr(0, known), 0,

@@ -1,6 +1,7 @@
-// Files of SentencePiece: a text (a byte of its length, then itself) and a tokenizer.model (the
-// rest). A model that loads encodes the text to tokens of its vocabulary, whose lengths add up to
-// the text. Pieces of the text give the tokens of the whole. All else is InvalidArgument.
+// Reads files of SentencePiece: a text (a byte with its length, then the text) and a
+// tokenizer.model (the rest). A loaded model encodes the text to tokens of its vocabulary, whose
+// lengths add up to the text. Pieces of the text give the tokens of the whole. Every other file is
+// InvalidArgument.
 #include <string>
 #include <vector>
 
@@ -28,7 +29,7 @@ void CheckText(const SentencePieceTokenizer& tokenizer, const std::string& given
     length += tokenizer.Length(token, absl::string_view(text).substr(length));
   }
   BURST_CHECK(specials == Specials::kAreTokens || length == text.size()) << length;
-  // In two parts, of which the first one knows only some of what follows it.
+  // The text comes in two parts. The first one sees only some of the next bytes.
   std::vector<int32_t> parts;
   const size_t limit = text.size() / 3;
   size_t known = text.size() * 2 / 3;

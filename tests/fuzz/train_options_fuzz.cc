@@ -1,6 +1,6 @@
-// The options of //train: arguments (separated by newlines) and a JSON file of options, from any
+// Reads options of //train: arguments (separated by newlines) and a JSON file of options, from any
 // text. Accepted options print as JSON that gives the same options. ResolveConfig then gives a
-// configuration, with a learning rate for every step, or an error that names an option.
+// configuration with a learning rate for every step, or an error that names an option.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@
 namespace burst {
 namespace {
 
-// Some launches: alone, with GPUs, by mpirun on several hosts.
+// Picks a launch: alone, with GPUs, or by mpirun on several hosts.
 Launch PickLaunch(FuzzInput* input) {
   Launch launch;
   launch.cores = static_cast<int>(input->Integer(1, 64));
@@ -46,7 +46,7 @@ bool IsJsonObject(const std::string& text) {
   return json.ok() && json->is_object();
 }
 
-// What prints as JSON reads as the same values; of what is not UTF-8, JSON has no way to tell.
+// Checks that printed JSON reads as the same values. JSON cannot hold text that is not UTF-8.
 void CheckRoundTrip(const OptionTable& options) {
   const std::string json = options.ToJson();
   if (absl::StrContains(json, "\xEF\xBF\xBD")) return;  // the replacement character
@@ -105,7 +105,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
   }
   if (!status.ok()) return CheckError(status);
   CheckRoundTrip(options);
-  // Not the files that the options name.
+  // The target does not open the files that options name.
   if (config.model.empty() || config.model[0] != '{') config.model = "llama_tiny";
   CheckResolved(config, launch);
 }

@@ -1,5 +1,6 @@
-// A task that only attention over long distances can solve: a random sequence, repeated once. Every
-// token of the second half is known, 64 positions back: on another rank, as each has 32 tokens.
+// Trains on a task that only attention over long distances can solve: a random sequence, repeated
+// once. Every token of the second half is known from 64 positions before. These are on another
+// rank, because each has 32 tokens.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +22,7 @@ namespace {
 constexpr int kRanks = 4;
 constexpr int64_t kHalf = 64, kSeqlen = 2 * kHalf, kVocab = 16, kBatch = 8;
 
-// Targets are in the second half only: the first half cannot be predicted.
+// Targets are in the second half only, because the first half cannot be predicted.
 GlobalBatch Repetitions(uint64_t step) {
   GlobalBatch batch;
   batch.batch = kBatch;
@@ -41,7 +42,7 @@ GlobalBatch Repetitions(uint64_t step) {
   return batch;
 }
 
-// Trains two layers for `steps`; returns the mean loss of the second half on fresh sequences.
+// Trains two layers for `steps`. Returns the mean loss of the second half on new sequences.
 absl::StatusOr<double> LossAfterTraining(Layout layout, int64_t window, int steps) {
   ModelConfig config;
   config.family = Family::kLlama;
@@ -99,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, CopyTask,
                          testing::Values(Layout::kZigzag, Layout::kContiguous, Layout::kStriped),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
-// The control: with a window too short to see the first half, nothing can be learned.
+// The control has a window too short to see the first half, so nothing can be learned.
 TEST(CopyTaskControl, IsNotSolvedWithoutLongRangeAttention) {
   if (kSanitized) GTEST_SKIP() << "not under sanitizers";
   const auto loss = LossAfterTraining(Layout::kContiguous, /*window=*/32, 100);

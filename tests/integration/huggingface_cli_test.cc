@@ -1,5 +1,5 @@
-// //train:export, //train:import and --model=FOLDER as a user meets them: a run's model taken home,
-// brought in again, and trained further.
+// Tests //train:export, //train:import and --model=FOLDER as users run them. A run's model is
+// exported, imported again, and trained further.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a Qwen3 has, in a small model.
+// A small model with the fields of a Qwen3.
 constexpr char kModel[] =
     R"({"layers":2,"width":16,"heads":4,"kv_heads":2,"head_dim":6,"ffn":32,"qk_norm":true})";
 
@@ -29,7 +29,7 @@ class HuggingFaceCli : public TrainCli {
     return Subprocess(arguments, {folder_}).Wait();
   }
 
-  // The loss of the first step of a new run that starts from a folder.
+  // Returns the loss of the first step of a new run that starts from a folder.
   double FirstLoss(const std::string& model, const std::vector<std::string>& more = {}) const {
     const std::string run = absl::StrCat("from-", Names("", "from-", "").size());
     std::vector<std::string> arguments = {"--model=" + model, "--out=" + run, "--steps=1",
@@ -51,13 +51,13 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   ExpectSuccess(Run("import", {"home", "--out=in"}));
   EXPECT_EQ(ReadAll(Path("in/huggingface/tokenizer.json")), kTokenizer);
 
-  // All are the model as the run left it, to the bit; a random one is not.
+  // All are the run's model, bit for bit. A random model is not.
   const double loss = FirstLoss("run/");
   const std::string chars = "--tokenizer=char";
   EXPECT_EQ(FirstLoss("home", {chars}), loss);
   EXPECT_EQ(FirstLoss("in", {chars}), loss);
   EXPECT_LT(loss, FirstLoss(kModel) - 0.3);
-  // To rounding on ranks that share the model.
+  // Ranks that share the model have its loss to rounding.
   EXPECT_NEAR(FirstLoss("home", {"--ranks=2", "--strategy=tp+sp", chars}), loss, 1e-5 * loss);
   // Without a tokenizer that can be read, the model's tokens are unknown.
   for (const char* model : {"home", "in"}) {
@@ -67,7 +67,7 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   }
   EXPECT_FALSE(fs::exists(Path("none")));
 
-  // A run from a folder keeps what belongs to the model, and is one like any other.
+  // A run from a folder keeps the model's files, and is like any other run.
   ExpectSuccess(Train({"--model=home", chars, "--out=more", "--steps=2", "--eval_every=0"}));
   EXPECT_EQ(ReadAll(Path("more/huggingface/tokenizer.json")), kTokenizer);
   const auto resume = [&](const std::string& run) {
@@ -77,7 +77,7 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   };
   fs::copy(Path("more"), Path("later"), fs::copy_options::recursive);
   ExpectSuccess(resume("more"));
-  // Also when the folder that it began with is gone: the checkpoint has the model.
+  // The run continues without the folder that it began with, because the checkpoint has the model.
   fs::rename(Path("home"), Path("elsewhere"));
   const Result later = resume("later");
   ExpectSuccess(later);
@@ -126,7 +126,7 @@ TEST_F(HuggingFaceCli, ErrorsAreOneSentence) {
               {"--model", "home/model.safetensors", "truncated"});
 }
 
-// A set of files of several ranks leaves as one file does, and a run starts from it.
+// A set of several ranks' files is exported like one file, and a run starts from it.
 TEST_F(HuggingFaceCli, ASetIsExportedAndStartedFrom) {
   const std::vector<std::string> options = {"--steps=4", "--eval_every=0", "--ranks=2"};
   const auto with = [&](std::vector<std::string> more) {

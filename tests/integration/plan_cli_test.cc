@@ -1,4 +1,4 @@
-// //train:plan as a program.
+// Tests //train:plan as a program.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -28,8 +28,8 @@ TEST_F(PlanCli, SaysMemoryAndTimeByPart) {
   }
 }
 
-// An exact run needs a second gradient, in fp64, and more time; what does not fit is told options
-// that it takes.
+// An exact run needs a second gradient, in fp64, and more time. If it does not fit, the error names
+// options that an exact run takes.
 TEST_F(PlanCli, PlansExactRuns) {
   const Result exact = Plan({"--model=llama_1b", "--seqlen=16384", "--batch=1", "--gpus=2xH200",
                              "--exact", "--exact_chunk=8192"});
@@ -43,7 +43,7 @@ TEST_F(PlanCli, PlansExactRuns) {
   }
 }
 
-// Nothing is trained: no run folder, and no text where the model has a vocabulary.
+// Nothing is trained. There is no run folder, and a model with a vocabulary needs no text.
 TEST_F(PlanCli, WritesNothing) {
   std::filesystem::remove(Path("text.txt"));
   ExpectSuccess(Plan({"--model=d12", "--seqlen=1024", "--data=text.txt"}));
@@ -51,7 +51,7 @@ TEST_F(PlanCli, WritesNothing) {
   EXPECT_FALSE(std::filesystem::exists(Path(".data-cache")));
 }
 
-// A model of characters has as many as the text, and documents end where the text says.
+// A model of characters has the text's characters, and documents end where the text says.
 TEST_F(PlanCli, ReadsTheTextWhereItMatters) {
   const std::string model = absl::StrCat("--model=", kTinyModel);
   ExpectSuccess(Plan({model, "--data=text.txt", "--seqlen=32"}));
@@ -78,7 +78,7 @@ TEST_F(PlanCli, ChoosesTheMesh) {
   const Result chosen = Plan(step);
   ExpectSuccess(chosen);
   EXPECT_TRUE(absl::StrContains(chosen.out, "With --dp=4 --sp=1")) << chosen.out;
-  step.push_back("--sp=2");  // as given
+  step.push_back("--sp=2");  // the given value
   const Result given = Plan(step);
   ExpectSuccess(given);
   EXPECT_FALSE(absl::StrContains(given.out, "--dp")) << given.out;

@@ -1,5 +1,5 @@
-// Random small configurations of the trainer: model families, strategies, meshes, layouts, masks,
-// recomputation, accumulation, what ranks divide, lengths from one token. Several ranks must train
+// Trains random small configurations: model families, strategies, meshes, layouts, masks,
+// recomputation, accumulation, divided states, and lengths from one token. Several ranks must train
 // as one rank does, to rounding, or refuse the configuration in a sentence that names an option.
 //
 //   random_training_test [--first=0] [--count=200] [--steps=3]
@@ -45,7 +45,7 @@ class Draws {
  public:
   explicit Draws(int64_t number) : number_(static_cast<uint64_t>(number)) {}
 
-  // Uniform in [low, high].
+  // Returns a uniform number in [low, high].
   int64_t Between(int64_t low, int64_t high) {
     return low + Philox(/*key=*/number_, /*stream=*/0, index_++)[0] % (high - low + 1);
   }
@@ -62,10 +62,10 @@ class Draws {
 
 struct Case {
   TrainConfig config;     // several ranks, or one
-  TrainConfig reference;  // the same training on one rank, all else by default
+  TrainConfig reference;  // the same training on one rank, with other options at their defaults
 };
 
-// Both are to have the same bits then.
+// Makes both runs exact, so that they must have the same bits.
 void MakeExact(Draws& draws, Case* drawn) {
   TrainConfig& c = drawn->config;
   c.exact = true;
@@ -83,7 +83,7 @@ void MakeExact(Draws& draws, Case* drawn) {
   one.exact = true;
   one.exact_chunk = c.exact_chunk;
   one.seqlen = c.seqlen;
-  one.ffn_chunk = c.ffn_chunk;  // another sum
+  one.ffn_chunk = c.ffn_chunk;  // changes the order of a sum
 }
 
 Case Draw(int64_t number, const std::string& folder, int max_ranks) {
@@ -95,7 +95,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
 
   const int64_t stages = max_ranks > 1 && draws.OneIn(4) ? 2 : 1;
 
-  // The model and data, equal in both runs.
+  // The model and the data are equal in both runs.
   const bool gpt2 = draws.OneIn(2);
   const int64_t kv_heads = draws.OneOf<int64_t>({1, 1, 2, 2, 3, 4});
   const int64_t heads = kv_heads * draws.OneOf<int64_t>({1, 1, 2, 4});
@@ -104,7 +104,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   const int64_t least = heads == 1 ? 2 : 1;
   const int64_t head_dim = cuda ? 8 * draws.Between(1, 9) : 2 * draws.Between(least, 20);
   const int64_t ffn = cuda ? 8 * draws.Between(1, 9) : draws.Between(1, 50);
-  // Every third Llama has what Qwen2 and Qwen3 have more.
+  // Every third Llama has the additional fields of Qwen2 and Qwen3.
   const std::string more = gpt2 || number % 3 != 0
                                ? ""
                                : absl::StrCat(",\"qkv_bias\":true,\"qk_norm\":true,\"head_dim\":",
@@ -122,8 +122,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   c.clip = draws.OneIn(3) ? 0 : 1;
   c.seed = draws.Between(0, 1000);
   c.steps = stress.steps;
-  // AdamW divides an element's gradient by its size: with the default of 1e-8, one that is nothing
-  // but rounding would move by a whole step, up or down.
+  // AdamW divides an element's gradient by its size. With the default of 1e-8, an element whose
+  // gradient is only rounding would move by a whole step, up or down.
   c.eps = 1e-5;
   c.eval_batches = 1;
   c.eval_every = 1;
@@ -137,7 +137,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   result.reference.dp = 1;
   result.reference.threads = 2;
 
-  // How.
+  // These options say how to train.
   c.ranks = -1;
   c.pp = stages;
   if (stages > 1 && layers == 4 && c.accumulate == 2) c.pp_chunks = draws.Between(1, 2);
@@ -188,7 +188,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   return result;
 }
 
-// The options that are not the default: what repeats the case in //train.
+// Returns the options that are not the default, which repeat the case in //train.
 std::string CommandLine(TrainConfig config) {
   std::vector<std::string> words;
   TrainConfig initial;
@@ -222,7 +222,7 @@ absl::StatusOr<Results> Train(const TrainConfig& config) {
   return results;
 }
 
-// Bounds on the difference of two runs that add up in different orders. Sums of a few thousand
+// Bounds of the difference of two runs that add up in different orders. Sums of a few thousand
 // products then differ by some 100 roundings, 2^-24 * 100 in fp32. tf32 and bf16 round factors to
 // 2^-11 and 2^-9 of them. The errors of a sum's terms are independent, so a loss has about the
 // error of a single product. A gradient's norm has more, because a few elements may dominate it.
@@ -253,7 +253,7 @@ double Worst(const std::vector<double>& a, const std::vector<double>& b, double 
   return worst;
 }
 
-// The test is cut into parts, so that test shards can share them: number n is of part n mod kParts.
+// The test has parts, so that test shards can share them. Configuration n is in part n mod kParts.
 constexpr int kParts = 4;
 
 class RandomTraining : public testing::TestWithParam<int> {
@@ -273,7 +273,7 @@ class RandomTraining : public testing::TestWithParam<int> {
 TEST_P(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
   const int max_ranks = kTestDevice == DeviceType::kCuda ? std::min(6, CudaDeviceCount()) : 6;
   int64_t equal = 0, refused = 0;
-  double worst_loss = 0, worst_norm = 0;  // as a part of the tolerance
+  double worst_loss = 0, worst_norm = 0;  // as a share of the tolerance
   for (int64_t n = stress.first; n < stress.first + stress.count; ++n) {
     if (n % kParts != GetParam()) continue;
     const Case drawn = Draw(n, folder_, max_ranks);
@@ -281,7 +281,7 @@ TEST_P(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
     SCOPED_TRACE(absl::StrCat("configuration ", n, ": ", words));
     std::printf("%lld: %s\n", static_cast<long long>(n), words.c_str());
     std::fflush(stdout);
-    // Several ranks first: every GPU is new to them.
+    // Several ranks train first, so that every GPU is new to them.
     const absl::StatusOr<Results> many = Train(drawn.config);
     if (absl::IsInvalidArgument(many.status())) {
       EXPECT_EQ(many.status().message().substr(0, 2), "--") << many.status();
@@ -311,7 +311,7 @@ TEST_P(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
   std::printf("%lld equal, %lld refused; at most %.2f and %.2f of the tolerances\n",
               static_cast<long long>(equal), static_cast<long long>(refused), worst_loss,
               worst_norm);
-  // More than half of many configurations are to be trained.
+  // More than half of many configurations must be trained.
   if (equal + refused >= 20) {
     EXPECT_GE(equal, refused);
   }

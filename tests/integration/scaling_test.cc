@@ -1,5 +1,5 @@
-// //benchmarks:scaling as a user meets it: its files, and its errors. Its parts are tested in
-// experiments_test.
+// Tests //benchmarks:scaling as users run it: its files and its errors. experiments_test tests its
+// parts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Scaling : public testing::Test {
     arguments.push_back("--device=cpu");
     return Subprocess(arguments, {folder_}).Wait();
   }
-  // With the processes of mpirun as ranks.
+  // Runs it with mpirun's processes as ranks.
   Result RunProcesses(int count, const std::vector<std::string>& arguments) const {
     std::vector<std::string> command = {BURST_MPIRUN,
                                         "--oversubscribe",
@@ -40,7 +40,7 @@ class Scaling : public testing::Test {
     return Subprocess(command, {folder_, /*mpi=*/true}).Wait();
   }
 
-  // The rows of an experiment that wrote to OUT; CSV and plot are checked on the way.
+  // Returns the rows of an experiment that wrote to OUT, and checks the CSV and the plot.
   Json Rows(const std::string& experiment) const {
     const std::string path = absl::StrCat(folder_, "/OUT/", experiment);
     const Json json = Json::parse(ReadAll(path + ".json"), nullptr, false);
@@ -194,8 +194,8 @@ TEST_F(Scaling, GenerationOfAModel) {
       EXPECT_GT(row["first_ms"], 0);
       EXPECT_GT(row["token_ms"], 0);
     }
-    // Keys and values of 64 tokens, 2 layers, 16 channels, in fp32; of 3 ranks zigzag's first has
-    // the longest chunks.
+    // Keys and values have 64 tokens, 2 layers and 16 channels in fp32. With zigzag, the first of 3
+    // ranks has the longest chunks.
     const double all = 2.0 * 2 * 64 * 16 * 4 / (1 << 20);
     EXPECT_DOUBLE_EQ(rows[0]["cache_mib_per_rank"], all);
     EXPECT_DOUBLE_EQ(rows[1]["cache_mib_per_rank"], all / 2);
@@ -254,7 +254,7 @@ TEST_F(Scaling, ErrorsNameTheirOption) {
       {{"--experiment=training", "--strategies=tp", "--ranks=4"}, {"--strategy", "tp", "6 heads"}},
       {{"--strategies=burst+ulysses", "--ulysses=3"}, {"--ulysses", "2 ranks"}},
       {{"--ulysses=2"}, {"--ulysses", "burst+ulysses"}},
-      {{"--ring_grad_dtype=fp16"}, {"--ring_grad_dtype", "fp16", "fp32 or bf16"}},
+      {{"--ring_grad_dtype=fp16"}, {"--ring_grad_dtype", "fp16", "one of fp32, bf16"}},
       {{"--ring_grad_dtype=bf16"}, {"--ring_grad_dtype", "float32", "--dtype=bf16"}},
       {{"--strategies=ulysses", "--ring_grad_dtype=bf16"}, {"--ring_grad_dtype", "rings"}},
       {{"--ranks_per_node=-1"}, {"--ranks_per_node", "-1"}},
@@ -278,7 +278,7 @@ TEST_F(Scaling, ErrorsNameTheirOption) {
       {{"--threads=0"}, {"--threads"}},
       {{"--seqlen=64"}, {"--seqlen", "did you mean --seqlens"}},
       {{"--recompute=none,half", "--experiment=training"},
-       {"--recompute", "half", "none, full, selective or sequence"}},
+       {"--recompute", "half", "none, full, selective, sequence; got 'half'"}},
       {{"--recompute=full,full", "--experiment=training"}, {"--recompute", "twice"}},
       {{"--recompute=full"}, {"--recompute", "--experiment=attention"}},
       {{"--recompute=full", "--experiment=prefill"}, {"--recompute", "prefill"}},

@@ -1,4 +1,4 @@
-// Tokenizers of files from text to text: //train:tokenize, //train and //train:generate.
+// Tests tokenizers of files from text to text, with //train:tokenize, //train and //train:generate.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -28,7 +28,7 @@ class TokenizerCli : public TrainCli {
   }
 };
 
-// The checkpoint needs no other file; a prompt's special tokens are tokens.
+// The checkpoint needs no other file. A prompt's special tokens are tokens.
 TEST_F(TokenizerCli, TrainsOnTextAndGenerates) {
   ExpectSuccess(Train({"--tokenizer=tiny_gpt2", "--steps=2", "--out=run"}));
   ExpectSuccess(Train({"--resume", "--steps=3", "--out=run"}));
@@ -40,7 +40,7 @@ TEST_F(TokenizerCli, TrainsOnTextAndGenerates) {
   ExpectError(Train({"--resume", "--steps=4", "--out=run"}), 2, {"--tokenizer", "tiny_gpt2"});
 }
 
-// Shards and the text that they were made of are the same run, but for the separator.
+// Shards and their text give the same run, except for the separator.
 TEST_F(TokenizerCli, TrainsOnShards) {
   const Result made = Tokenize({"--data=text.txt", "--tokenizer=tiny", "--out=shards/"});
   ExpectSuccess(made);
@@ -50,11 +50,11 @@ TEST_F(TokenizerCli, TrainsOnShards) {
   arguments.insert(arguments.end(), {"--out=with", "--tokenizer=shards", "--sample=5"});
   ExpectSuccess(Train(arguments));
   ExpectSuccess(Generate({"--checkpoint=with", "--tokens=3"}));
-  // 404 tokens, by the header.
+  // The header says 404 tokens.
   const auto header = SplitCheckpoint(Checkpoint("with")).first["__metadata__"];
   const std::string model = header["model"];
   EXPECT_EQ(nlohmann::json::parse(model)["vocab"], 404);
-  // A checkpoint without one takes any that fits.
+  // A checkpoint without a tokenizer takes any tokenizer that fits.
   arguments = shards;
   arguments.push_back("--out=without");
   ExpectSuccess(Train(arguments));
@@ -67,7 +67,7 @@ TEST_F(TokenizerCli, TrainsOnShards) {
   ExpectError(Train(arguments), 1, {"--tokenizer", "381 tokens", "404"});
 }
 
-// A model of transformers' folder, exported by a run: the run's own text.
+// A run exports a model as a Hugging Face directory, which generates the run's own text.
 TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
   ExpectSuccess(Train({"--tokenizer=tiny", "--steps=5", "--eval_every=0", "--out=run"}));
   const Result exported =
@@ -96,7 +96,7 @@ TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
               {"--checkpoint", "home/model.safetensors", "truncated"});
 }
 
-// A model with weights is trained on its own tokens, whatever holds them.
+// A model with weights is trained on its own tokens, from a directory or a checkpoint.
 TEST_F(TokenizerCli, TheTokenizerOfAModelIsTheRuns) {
   ExpectSuccess(Train({"--tokenizer=tiny", "--steps=2", "--eval_every=0", "--out=run"}));
   const auto run = [&](const std::string& program, std::vector<std::string> arguments) {
@@ -120,7 +120,7 @@ TEST_F(TokenizerCli, TheTokenizerOfAModelIsTheRuns) {
     EXPECT_TRUE(weights(model, "--tokenizer=auto") == expected) << model;
   }
   EXPECT_FALSE(weights("home", "--tokenizer=char") == expected);
-  // A resumed run goes on with it, also when the folder is gone.
+  // A resumed run keeps the tokenizer, also when the folder is gone.
   ExpectSuccess(
       Train({"--model=home", "--steps=2", "--eval_every=0", "--schedule=constant", "--out=parts"}));
   fs::rename(Path("home"), Path("gone"));
@@ -172,7 +172,7 @@ TEST_F(TokenizerCli, APackedModelStopsAtTheEndOfADocument) {
   }
 }
 
-// Prompts of any length, and a tokenizer that has more tokens than the model.
+// Prompts have any length, and the tokenizer has more tokens than the model.
 TEST_F(TokenizerCli, PromptsThatAModelCannotReadAreTold) {
   ExpectSuccess(Train({"--tokenizer=tiny_gpt2", "--steps=2", "--eval_every=0", "--out=run"}));
   ExpectSuccess(
@@ -188,7 +188,7 @@ TEST_F(TokenizerCli, PromptsThatAModelCannotReadAreTold) {
       << more.err;
   ExpectError(generate({"--checkpoint=home", "--prompt=a<|endoftext|>"}), 1,
               {"--prompt", "which has 381", "the token 401 ('<|endoftext|>') of the 404"});
-  // A prompt that is longer than the context is told of; as a file, and as standard input.
+  // A warning names a prompt that is longer than the context, from a file and from standard input.
   std::string text;
   for (int i = 0; i < 300; ++i) absl::StrAppend(&text, "line ", i, "\n");
   Write("prompt.txt", text);
@@ -219,7 +219,7 @@ TEST_F(TokenizerCli, PromptsThatAModelCannotReadAreTold) {
   ExpectError(generate({"--checkpoint=run", "--bos"}), 1, {"--bos", "puts nothing before"});
 }
 
-// BOS in shards, and so in the prompts of the run that learned from them.
+// Shards with BOS make a run whose prompts begin with BOS.
 TEST_F(TokenizerCli, BosInShardsIsBosInPrompts) {
   nlohmann::json json = nlohmann::json::parse(ReadAll(Path("tiny/tokenizer.json")));
   json["post_processor"] = nlohmann::json::parse(
@@ -247,7 +247,7 @@ TEST_F(TokenizerCli, BosInShardsIsBosInPrompts) {
     };
     const std::string text = generate("--seed=1");
     EXPECT_TRUE(text == "a ring of ranks\n" || text == "one line of text\n") << text;
-    // Asked for, it comes once as well.
+    // With --bos it also comes once.
     if (bos) {
       EXPECT_EQ(generate("--bos"), text);
     }

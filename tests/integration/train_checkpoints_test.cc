@@ -1,5 +1,5 @@
-// Checkpoints of //train: nothing is lost when a run is killed, interrupted, diverges or has no
-// room, and a run that continues is the one that was never stopped.
+// Tests checkpoints of //train. Nothing is lost when a run is killed, interrupted, diverges or has
+// no room. A continued run equals one that was never stopped.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -22,10 +22,10 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// Steps of a run that can be interrupted before its end.
+// The steps of a run that is long enough to be interrupted.
 constexpr size_t kLongRun = 300 / kSlowdown;
 
-// Large enough that writing its checkpoint takes a while.
+// A model that is large enough that writing its checkpoint takes a while.
 constexpr char kSlowToSave[] =
     R"({"family":"gpt2","layers":1,"width":128,"heads":2,"dropout":0.1,"vocab":4000})";
 
@@ -37,7 +37,8 @@ std::string WithHeader(const std::string& content, const std::function<void(Json
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text + data;
 }
 
-// As the first version wrote it; if `ruined`, with a weight that is not a number.
+// Returns the checkpoint as the first version wrote it. If `ruined`, it has a weight that is not a
+// number.
 std::string WithoutChecksums(const std::string& content, bool ruined) {
   std::string old = WithHeader(content, [](Json& header) {
     Json strings = Json::object();
@@ -73,7 +74,7 @@ TEST_F(TrainCli, FullDiskKeepsTheCheckpoint) {
   const std::string before = Checkpoint("run");
   Subprocess process(TrainCommand({"--steps=5000", "--resume", "--out=run", model}), {folder_});
   WaitUntil([&] { return Metrics("run").size() > 2; });
-  // Room for the metrics, but not for a checkpoint.
+  // There is room for the metrics, but not for a checkpoint.
   process.LimitFiles(static_cast<int64_t>(before.size()) / 2);
   process.Signal(SIGINT);
   ExpectError(process.Wait(), 1, {"checkpoint.safetensors", "large"});
@@ -99,7 +100,7 @@ TEST_F(TrainCli, ResumedAfterAKillInASaveTheRunIsBitwiseTheSame) {
     while (!inside_a_save && !process.Ended()) {
       if (temporaries().empty() || Metrics("killed").size() <= 10) continue;
       process.Stop();
-      // Stopped, it cannot finish the save behind our back.
+      // A stopped process cannot finish the save meanwhile.
       const std::vector<std::string> found = temporaries();
       std::error_code error;
       const uintmax_t written =
@@ -154,8 +155,8 @@ TEST_F(TrainCli, InterruptedTheRunLeavesACheckpointToContinueFrom) {
   }
 }
 
-// A model that is spread over ranks is saved whole: a run continues with the same bits on as many,
-// and on any others, and generates on one.
+// A model that is spread over ranks is saved whole. A run continues with the same bits on the same
+// number of ranks, and continues on any other ranks. One rank generates.
 TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
   const std::vector<std::string> options = {"--schedule=constant", "--warmup=0", "--eval_every=0"};
   const auto with = [&](std::vector<std::string> more) {
@@ -189,7 +190,7 @@ TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
     ExpectSuccess(Train({"--resume", "--out=" + stopped, four_heads, "--sample=20"}));
     ExpectSameRun(straight, stopped);
 
-    // Ten steps on these ranks, ten on others, and the other way round.
+    // The run makes ten steps on these ranks and ten on others, in both orders.
     const std::vector<Json> expected = Metrics(straight);
     const std::vector<std::string> others[] = {
         {"--strategy=single", "--ranks=1"},
@@ -224,8 +225,8 @@ TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
   }
 }
 
-// The update that ruins the weights leaves them finite, and its own loss and gradient were; it is
-// followed by a save. The saved state must equal the state of a run without that update.
+// The update that ruins the weights leaves them finite, and its own loss and gradient are finite. A
+// save follows it. The saved state must equal the state of a run without that update.
 TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
   const auto arguments = [](const std::string& run, std::vector<std::string> more) {
     more.insert(more.end(), {"--schedule=constant", "--warmup=0", "--eval_every=0",
@@ -243,7 +244,7 @@ TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
   EXPECT_TRUE(absl::StrContains(ReadAll(Path("run/loss.svg")), "</svg>"));
   EXPECT_TRUE(Checkpoint("run") == good);
 
-  // It goes on from there, with the bits of a run that never diverged.
+  // The run goes on from there, with the bits of a run that never diverged.
   ExpectSuccess(Train(arguments("straight", {"--steps=6"})));
   ExpectSuccess(Train(arguments("run", {"--steps=6", "--resume", "--lr=2e-3", "--min_lr=-1"})));
   EXPECT_EQ(Metrics("run").size(), 6u);
@@ -255,8 +256,8 @@ TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
   ExpectSameWeights("straight", "run");
 }
 
-// Tensor parallel ranks, data parallel ones, rings: the ranks agree on what is not saved, also when
-// only one of them has what is not finite.
+// Tensor parallel ranks, data parallel ranks and rings agree on what is not saved, even if only one
+// of them has a value that is not finite.
 TEST_F(TrainCli, DivergenceOfManyRanksKeepsTheLastGoodCheckpoint) {
   const std::vector<std::string> meshes[] = {{"--strategy=tp", "--ranks=2"},
                                              {"--strategy=tp+sp", "--dp=2", "--sp=2"},
@@ -280,7 +281,8 @@ TEST_F(TrainCli, DivergenceOfManyRanksKeepsTheLastGoodCheckpoint) {
 }
 
 TEST_F(TrainCli, InterruptedAfterDivergingTheRunKeepsTheLastGoodCheckpoint) {
-  // Steps long enough for the signal to come between the first that is not finite and the fifth.
+  // Steps are long enough for the signal to come between the first one that is not finite and the
+  // fifth.
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.end(), {"--schedule=constant", "--warmup=0", "--eval_every=0",
                              "--checkpoint_every=0", "--accumulate=64"});
@@ -322,7 +324,8 @@ TEST_F(TrainCli, KeepsTheNewestCheckpointsAndTheBest) {
   ExpectSuccess(Train(with({"--steps=10", "--out=one", "--keep=1"})));
   EXPECT_EQ(kept("one"), List{"checkpoint.safetensors"});
   fs::copy_file(Path("run/checkpoint-10.safetensors"), Path("copy"));
-  // Continued from an older one, it leaves what it left before; later steps are made anew.
+  // A run that continues from an older checkpoint leaves the same files, and makes later steps
+  // again.
   const std::string straight = Checkpoint("run");
   fs::rename(Path("run/checkpoint-8.safetensors"), Path("run/checkpoint.safetensors"));
   ExpectSuccess(Train(with({"--steps=12", "--out=run", "--resume"})));
@@ -332,7 +335,7 @@ TEST_F(TrainCli, KeepsTheNewestCheckpointsAndTheBest) {
   ASSERT_EQ(rows.size(), 12u);
   for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i]["step"], i + 1);
 
-  // The best of those of steps 4, 8 and 12, which a worse one does not replace.
+  // The best checkpoint of steps 4, 8 and 12. A worse one does not replace it.
   size_t best = 3;
   for (const size_t i : {7, 11}) {
     if (rows[i]["val_loss"] < rows[best]["val_loss"]) best = i;
@@ -355,8 +358,8 @@ TEST_F(TrainCli, KeepsTheNewestCheckpointsAndTheBest) {
   ExpectError(Train({"--keep=0", "--out=other"}), 2, {"--keep", "at least 1"});
 }
 
-// A damaged checkpoint, and one that is not finite, are refused; the error names what to do, which
-// then gives the bits of the straight run.
+// A damaged checkpoint, and one that is not finite, are refused. The error names what to do, and
+// doing it gives the bits of the straight run.
 TEST_F(TrainCli, ACheckpointThatIsNotGoodIsRefusedAndAnOlderOneNamed) {
   const std::vector<std::string> arguments = {"--eval_every=0", "--checkpoint_every=2",
                                               "--steps=12", "--schedule=constant"};
@@ -384,12 +387,12 @@ TEST_F(TrainCli, ACheckpointThatIsNotGoodIsRefusedAndAnOlderOneNamed) {
   ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1, {"--resume", "header", advice});
   ExpectError(Generate({"--checkpoint=run"}), 1, {path, "checkpoint-4.safetensors", "good"});
 
-  // As an older version wrote it: no checksums, and a weight that is not a number.
+  // An older version wrote no checksums. This file also has a weight that is not a number.
   Write("run/checkpoint.safetensors", WithoutChecksums(good, /*ruined=*/true));
   ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
               {"--resume", path, "holds a number that is not finite", advice});
 
-  // The next older one, where that is damaged, too; and none.
+  // The error names the next older one if that is damaged, too, or none.
   damage("checkpoint-4.safetensors", good.size() / 2);
   ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
               {"continue after step 2, rename checkpoint-2.safetensors"});
@@ -404,8 +407,8 @@ TEST_F(TrainCli, ACheckpointThatIsNotGoodIsRefusedAndAnOlderOneNamed) {
   ExpectSameRun("straight", "run");
 }
 
-// Ranks that divide the state write a file each. Names, --keep, the best, errors and bits equal
-// those of a run that writes one file. Runs that do not divide the state continue it.
+// Ranks that divide the state each write a file. Names, --keep, the best, errors and bits equal
+// those of a run that writes one file. Runs that do not divide the state can continue it.
 TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.end(), {"--schedule=constant", "--eval_every=4", "--checkpoint_every=2"});
@@ -421,7 +424,7 @@ TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
   ExpectSuccess(Generate({"--checkpoint=run", "--tokens=5"}));
   ExpectSuccess(Generate({"--checkpoint=run/best.safetensors", "--tokens=5"}));
 
-  // Any file that changed or is gone, and the index.
+  // The cases are any file that changed or is gone, and the index.
   const std::string set = "run/checkpoint-8.set";
   List files = Names(set, "", "");
   EXPECT_EQ(files, (List{"00001-of-00003.safetensors", "00002-of-00003.safetensors",
@@ -446,7 +449,7 @@ TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
       fs::remove(Path(name));
       ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
                   {"--resume", file, "is missing", advice});
-      // Another run's file.
+      // This file belongs to another run.
       fs::copy_file(Path("straight/checkpoint-10.set/" + fs::path(file).filename().string()),
                     Path(name));
       ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
@@ -455,7 +458,7 @@ TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
     Write(name, good);
   }
 
-  // Leftovers of a killed process in a set are removed; the bits are the straight run's.
+  // Leftovers of a killed process in a set are removed, and the bits are the straight run's.
   fs::create_directory(Path("run/checkpoint-10.set"));
   Write("run/checkpoint-10.set/00001-of-00003.safetensors", "torn");
   fs::create_directory(Path("run/checkpoint-7-2.set"));
@@ -465,7 +468,7 @@ TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
   EXPECT_TRUE(fs::exists(Path("run/checkpoint-x.set"))) << "not one of ours";
   ExpectSameRun("straight", "run");
 
-  // On other ranks, as one file, and as a set again.
+  // The run continues on other ranks, with one file, and with a set again.
   ExpectSuccess(Train({"--resume", "--out=run", "--steps=14", "--ranks=2", "--zero=0"}));
   EXPECT_FALSE(fs::exists(Path("run/checkpoint-14.set")));
   ExpectSuccess(
@@ -478,7 +481,7 @@ TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
               {"--checkpoint_files", "one rank", "auto"});
   ExpectError(Train({"--checkpoint_files=many", "--out=other"}), 2, {"--checkpoint_files", "many"});
 
-  // A step that is made again, while the index of the first time is there.
+  // The step is made again while the index of the first time exists.
   fs::copy(Path("straight"), Path("again"), fs::copy_options::recursive);
   fs::rename(Path("again/checkpoint-8.safetensors"), Path("again/checkpoint.safetensors"));
   ExpectSuccess(Train({"--resume", "--out=again", "--steps=12"}));

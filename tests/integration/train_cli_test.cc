@@ -1,4 +1,4 @@
-// //train and //train:generate as a user meets them: what a run leaves, and what errors say.
+// Tests //train and //train:generate as users run them: the files of a run, and the errors.
 #include "tests/integration/train_cli.h"
 
 #include <gtest/gtest.h>
@@ -93,7 +93,7 @@ TEST_F(TrainCli, ErrorsNameTheirOption) {
   std::string shard(1024, '\0');
   const int32_t header[] = {20240520, 1, 500};
   shard.replace(0, sizeof(header), reinterpret_cast<const char*>(header), sizeof(header));
-  for (int i = 0; i < 500; ++i) shard += i == 77 ? "\x52\xC4" : "\x01\x02";  // one is 50,258
+  for (int i = 0; i < 500; ++i) shard += i == 77 ? "\x52\xC4" : "\x01\x02";  // one token is 50,258
   Write("tokens.bin", shard);
   shard[0] = 9;
   Write("magic.bin", shard);
@@ -130,7 +130,7 @@ TEST_F(TrainCli, ErrorsNameTheirOption) {
   Write("one_line.txt", std::string(5000, 'x'));
   fails(1, {"--data=one_line.txt", "--packed"}, {"--packed", "single document"});
   fails(1, {"--data_cache=a_file/cache"}, {"--data_cache", "a_file/cache"});
-  // Paths that are not files, and links that lead nowhere.
+  // The paths are not files, or are links that lead nowhere.
   fs::create_directory(Path("loop"));
   fs::create_symlink("loop.txt", Path("loop/loop.txt"));
   fs::create_symlink("nowhere", Path("dangling.txt"));
@@ -211,7 +211,7 @@ TEST_F(TrainCli, PathsThatLeadNowhereAreErrors) {
     ExpectError(Train({"--steps=1", "--out=" + path}), 1, {"--out", path});
     ExpectError(Train({"--steps=1", "--resume", "--out=" + path}), 2, {"--resume", path});
   }
-  // A run folder's own files may be such links, too.
+  // A run folder's own files may also be such links.
   ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--out=run"}));
   for (const std::string name : {".lock", "checkpoint.safetensors", "config.json"}) {
     SCOPED_TRACE(name);
@@ -224,7 +224,8 @@ TEST_F(TrainCli, PathsThatLeadNowhereAreErrors) {
   ExpectSuccess(Train({"--steps=2", "--resume", "--out=run"}));
 }
 
-// A second run, and a requeued job that starts while the first process of its run is ending.
+// The cases are a second run, and a requeued job that starts while the first process of its run is
+// ending.
 TEST_F(TrainCli, OneRunAtATimeWorksInAFolder) {
   const std::vector<std::string> options = {"--steps=100", "--eval_every=0", "--checkpoint_every=1",
                                             "--schedule=constant"};
@@ -235,7 +236,7 @@ TEST_F(TrainCli, OneRunAtATimeWorksInAFolder) {
   ExpectSuccess(Train(with({"--out=straight"})));
   Subprocess first(TrainCommand(with({"--out=run"})), {folder_});
   WaitUntil([&] { return Metrics("run").size() >= 3; });
-  first.Stop();  // it does not end while we look
+  first.Stop();  // it does not end while the test looks
   const std::string before = Checkpoint("run"), rows = ReadAll(Path("run/metrics.jsonl"));
   const std::vector<std::string> there = {"--data=" + Path("text.txt"), "--out=" + Path("run")};
   const std::string elsewhere = Path("elsewhere");
@@ -256,7 +257,7 @@ TEST_F(TrainCli, OneRunAtATimeWorksInAFolder) {
   first.Signal(SIGTERM);
   first.Signal(SIGCONT);
   EXPECT_EQ(first.Wait().exit_code, 128 + SIGTERM);
-  // It continues from what the first one saved last of all.
+  // It continues from the first process's last save.
   ExpectSuccess(requeued.Wait());
   ExpectSameRun("straight", "run");
 }
@@ -277,13 +278,14 @@ TEST_F(TrainCli, GenerationIsAFunctionOfItsSeed) {
   EXPECT_EQ(text({"--temperature=0", "--seed=1"}), text({"--temperature=0", "--seed=2"}));
   EXPECT_EQ(text({"--top_k=1", "--seed=1"}), text({"--temperature=0"}));
   // Ranks share the keys and values. The text grows beyond the 32 tokens of training, so that its
-  // end is read afresh, and begins with fewer tokens than ranks, and with many.
+  // end is read again. It begins with fewer tokens than ranks, and with many.
   for (const char* prompt : {"--prompt=l", "--prompt=line 12 of a text\nline"}) {
     const std::string alone = text({"--temperature=0", prompt});
     EXPECT_EQ(text({"--temperature=0", prompt, "--ranks=2"}), alone);
     EXPECT_EQ(text({"--temperature=0", prompt, "--ranks=3", "--layout=striped"}), alone);
   }
-  // Ranks as processes: rank 0 writes. A start that no --ranks fits, and an error of all.
+  // With ranks as processes, rank 0 writes. The errors are --ranks that do not fit the launch, and
+  // an error of all ranks.
   const auto processes = [&](std::vector<std::string> more) {
     std::vector<std::string> command = {ProgramPath("tests/faults/launcher.sh"), "torchrun", "2",
                                         "5", ProgramPath("train/generate/generate")};

@@ -1,5 +1,5 @@
-// One rank and a ring of ranks train the same model: losses agree to rounding, whatever the layout,
-// the transport, the direction of the backward, the mask and the family.
+// Trains the same model on one rank and on a ring of ranks. Losses agree to rounding, for any
+// layout, transport, direction of the backward, mask and family.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ struct Run {
 
 void PrintTo(const Run& run, std::ostream* out) { *out << run.name; }
 
-// Starts the command that follows as `ranks` processes, as torchrun does.
+// Returns a command that starts another one as `ranks` processes, as torchrun does.
 std::vector<std::string> AsTorchrun(int ranks) {
   const std::string script =
       "pids=(); for ((rank = 0; rank < $0; ++rank)); do "
@@ -54,7 +54,7 @@ class TrainParity : public testing::TestWithParam<Run> {
     }
   }
 
-  // The losses of a run: training, then validation. `command` is what starts the program: mpirun,
+  // Returns the losses of a run: training, then validation. `command` starts the program: mpirun,
   // or nothing.
   std::vector<double> Losses(std::vector<std::string> command,
                              const std::vector<std::string>& arguments) const {
@@ -111,7 +111,7 @@ TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
   }
 }
 
-// Documents are dealt to the ranks, of one row and of three; as threads and as processes.
+// Documents of one row and of three rows are dealt to the ranks, which are threads and processes.
 TEST_P(TrainParity, BalancedDocumentsTrainAsOneRankDoes) {
   if (GetParam().name.find("Packed") == std::string::npos) GTEST_SKIP() << "for packed documents";
   for (const char* batch : {"--batch=1", "--batch=3"}) {
@@ -130,20 +130,20 @@ TEST_P(TrainParity, BalancedDocumentsTrainAsOneRankDoes) {
   }
 }
 
-// Two nodes of two ranks.
+// There are two nodes of two ranks.
 TEST_P(TrainParity, ADoubleRingTrainsAsOneRankDoes) {
   const std::vector<double> one = Losses({}, {"--ranks=1"});
   ExpectEqual(Losses({}, {"--ranks=4", "--ranks_per_node=2"}), one);
 }
 
-// Data parallel x sequence parallel: the groups share the batch.
+// The mesh is data parallel x sequence parallel, and the groups share the batch.
 TEST_P(TrainParity, AMeshOfRanksTrainsAsOneDoes) {
   const std::vector<double> one = Losses({}, {"--batch=4", "--ranks=1"});
   ExpectEqual(Losses({}, {"--batch=4", "--dp=2", "--sp=2"}), one);
   ExpectEqual(Losses({}, {"--batch=4", "--dp=4"}), one);
 }
 
-// The other strategies, over four ranks. Ulysses where the model has heads for them.
+// The other strategies run over four ranks. Ulysses runs if the model has heads for them.
 TEST_P(TrainParity, OtherStrategiesTrainAsOneRankDoes) {
   const std::vector<double> one = Losses({}, {"--strategy=single", "--ranks=1"});
   const bool two_heads = GetParam().name == "Gpt2Dropout";
@@ -153,8 +153,8 @@ TEST_P(TrainParity, OtherStrategiesTrainAsOneRankDoes) {
   ExpectEqual(Losses({}, {"--strategy=ring", "--ranks=2"}), one);
 }
 
-// The model itself spread over at most as many ranks as there are heads; alone, and combined with
-// data parallelism.
+// The model itself is spread over ranks, at most one for each head, alone and combined with data
+// parallelism.
 TEST_P(TrainParity, TensorParallelRanksTrainAsOneDoes) {
   const std::vector<double> one = Losses({}, {"--batch=4", "--strategy=single", "--ranks=1"});
   const bool two_heads = GetParam().name == "Gpt2Dropout";
@@ -192,8 +192,8 @@ TEST_P(TrainParity, ProcessesTrainAsThreadsDo) {
   }
 }
 
-// Recomputed layers give the bits of those that store all, as processes too, whose reductions of
-// gradients are enqueued between the layers.
+// Recomputed layers give the bits of layers that store everything. Processes do so, too, although
+// they enqueue reductions of gradients between the layers.
 TEST_P(TrainParity, RecomputationTrainsAsItself) {
   const std::string mpirun = BURST_MPIRUN;
   const std::vector<double> expected = Losses({}, {"--ranks=2"});
@@ -205,7 +205,7 @@ TEST_P(TrainParity, RecomputationTrainsAsItself) {
   EXPECT_EQ(Losses(start, {"--comm=tcp", "--recompute=selective"}), expected);
 }
 
-// --exact: one rank's bits, on any ranks; as threads, and as processes over sockets and MPI.
+// With --exact, any ranks have one rank's bits, as threads, and as processes over sockets and MPI.
 TEST_P(TrainParity, AnExactRunHasTheBitsOfOneRank) {
   const std::string mpirun = BURST_MPIRUN;
   std::vector<std::string> options = {"--exact", "--seqlen=96", "--batch=4", "--ranks=1"};
@@ -241,7 +241,7 @@ TEST(TrainUnderMpirun, ErrorsArePrintedOnce) {
   EXPECT_THAT(errors({"--comm=mpi", "--data=missing.txt"}, 1), testing::HasSubstr("missing.txt"));
 }
 
-// Without MPI: what a launcher would show when one of its processes dies.
+// This shows, without MPI, what a launcher would print when one of its processes dies.
 TEST(TrainUnderTorchrun, AKilledRankIsNamedByAllOthers) {
   const std::string folder = FreshTestFolder();
   std::ofstream(folder + "/text.txt") << std::string(3000, 'a') << std::string(3000, 'b');

@@ -1,10 +1,11 @@
-// Writes the logits of a Hugging Face directory, computed by this library: for hf_parity.py, which
-// compares them with those of transformers.
+// Writes the logits of a Hugging Face directory, computed by this library. hf_parity.py compares
+// them with those of transformers.
 //
 //   logits DIRECTORY TOKENS OUT [fp32|bf16]
 //
-// TOKENS: a JSON array of rows of tokens, of one length. OUT: a safetensors file with "logits",
-// float32 [rows, length, vocab]. On the CPU; with a dtype, on a GPU with activations in it.
+// TOKENS is a JSON array of rows of tokens of one length. OUT is a safetensors file with "logits",
+// float32 [rows, length, vocab]. The program computes on the CPU, or with a dtype on a GPU with
+// activations in that dtype.
 #include <cstdint>
 #include <cstdio>
 #include <memory>

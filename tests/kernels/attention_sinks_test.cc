@@ -1,5 +1,5 @@
-// Attention sinks, against naive attention in double precision whose keys have one more: a logit of
-// every head whose value is zero.
+// Compares attention sinks with naive attention in double precision, which has one more key: a
+// logit of every head whose value is zero.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The device's, and others that a call may be given to; the backward is always the device's.
+// The device's forward kernels, and others that may serve a call. The backward is always the
+// device's.
 struct Forwards {
   const char* name;
   const AttentionKernels* kernels;
@@ -41,7 +42,8 @@ std::vector<Forwards> AllForwards() {
 #endif
 }
 
-// The sinks of `heads` heads: none at all, ordinary ones, and ones that take nearly all weight.
+// Returns the sinks of `heads` heads: without weight, ordinary ones, and ones that take nearly all
+// weight.
 std::vector<double> SinksOf(int64_t heads, int first) {
   const double all[] = {0.5, -kInfinity, 12, -3, 0, 100, -200};
   std::vector<double> sinks;
@@ -87,8 +89,8 @@ Outcome RunWith(const AttentionKernels& forward, const Problem& problem, const T
   return run;
 }
 
-// As in flash_attention_test: of products and sums in float32 or float64, of scores of ordinary
-// size.
+// The tolerance of flash_attention_test, for products and sums in float32 or float64 and scores of
+// ordinary size.
 double Tolerance(DType dtype) { return dtype == DType::kFloat64 ? 1e-13 : 1e-5; }
 
 class AttentionSinksTest : public testing::TestWithParam<MaskKind> {};
@@ -127,7 +129,7 @@ TEST_P(AttentionSinksTest, EqualNaiveAttention) {
         SCOPED_TRACE(testing::Message() << c.q_len << "x" << c.k_len << " d" << c.d << " "
                                         << Name(dtype) << " " << forward.name);
         const Outcome run = RunWith(*forward.kernels, problem, OnDevice(values, dtype));
-        // A sink of 100 makes lse 100, whose last place is that much larger.
+        // A sink of 100 makes lse 100, whose last place is larger by the same factor.
         const double tolerance = 4 * Tolerance(dtype);
         if (Is16Bit(dtype)) {
           ExpectNoWorse(run.results, rounded, expected, tolerance, /*rows=*/0,
@@ -140,7 +142,7 @@ TEST_P(AttentionSinksTest, EqualNaiveAttention) {
         const double u = dtype == DType::kBFloat16  ? 0x1p-8
                          : dtype == DType::kFloat16 ? 0x1p-11
                                                     : 0;
-        // A sink of -200 has a weight that float32 does not know.
+        // A sink of -200 has a weight below the least number of float32.
         const double least = dtype == DType::kFloat64 ? 0 : std::numeric_limits<float>::min();
         const std::vector<double> actual = run.dsinks.To(DeviceType::kCpu).ToVector<double>();
         for (int64_t h = 0; h < c.heads; ++h) {
@@ -161,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Masks, AttentionSinksTest,
                            return name.str();
                          });
 
-// A ring's calls, of which the first has the sinks and the others merge with it, equal one call.
+// A ring's first call has the sinks, and the others merge with it. Together they equal one call.
 TEST(AttentionSinksTest, CountOnceOverCalls) {
   for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
     for (int64_t d : {64, 128, 256}) {
@@ -202,7 +204,7 @@ TEST(AttentionSinksTest, CountOnceOverCalls) {
   }
 }
 
-// In fp8: the result without sinks, less the share that these take.
+// In fp8, the result is the one without sinks, less the share of the sinks.
 TEST(AttentionSinksTest, TakeTheirShareInFp8) {
   const AttentionKernels& kernels = KernelsOf(kTestDevice);
   if (!kernels.CheckFp8(kTestDevice, DType::kBFloat16, 128).ok()) {
@@ -283,8 +285,7 @@ TEST(AttentionSinksTest, GradientsAreCentralDifferences) {
   check(sinks, outcome.dsinks);
 }
 
-// The last step of attention whose keys are shared by ranks: parts are merged, and the sinks come
-// in once.
+// In the last step of attention over ranks, parts are merged, and the sinks count once.
 TEST(AttentionSinksTest, CountOnceInAMerge) {
   const int64_t q_len = 3, heads = 7, d = 16, rows = q_len * heads;
   for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
@@ -294,7 +295,7 @@ TEST(AttentionSinksTest, CountOnceInAMerge) {
     const Problem problem(1, q_len, 90, heads, heads, d, MaskKind::kCausal, dtype);
     const std::vector<double> values = SinksOf(heads, /*first=*/0);
     const Tensor sinks = OnDevice(values, dtype);
-    constexpr int64_t kAlign = 32;  // of the kernels' rows
+    constexpr int64_t kAlign = 32;  // alignment of the kernels' rows
     const int64_t count = (rows * (d + 1) + kAlign - 1) / kAlign * kAlign;
     const Tensor parts = Tensor::Empty({3, count}, sum_dtype, kTestDevice);
     for (int64_t part = 0; part < 3; ++part) {
@@ -311,7 +312,7 @@ TEST(AttentionSinksTest, CountOnceInAMerge) {
     const AttentionResults expected =
         NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
                        problem.softmax_scale, problem.mask.visible, DType::kFloat64, naive);
-    const double u = Is16Bit(dtype) ? 0x1p-8 : 0;  // of P and of out
+    const double u = Is16Bit(dtype) ? 0x1p-8 : 0;  // rounding of P and of out
     EXPECT_LE(RelativeError(out, expected.out), u + 4 * Tolerance(dtype)) << Name(dtype);
   }
 }

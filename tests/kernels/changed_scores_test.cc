@@ -1,4 +1,4 @@
-// Softcap, ALiBi, dropout and the largest scores, against naive attention in double precision.
+// Compares softcap, ALiBi, dropout and the largest scores with naive attention in double precision.
 
 #include <gtest/gtest.h>
 
@@ -32,11 +32,11 @@ struct Changes {
   bool alibi = false;
   double dropout = 0;
   int64_t first_head = 0;
-  // Positions: `step` i + `first`; step 0: none are given, which means 0, 1, ...
+  // Positions are `step` i + `first`. With step 0 none are given, which means 0, 1, ...
   int32_t step = 0, first = 0;
 
   std::vector<float> slopes = {};
-  Tensor on_device[3] = {};  // slopes and positions of the last call of For
+  Tensor on_device[3] = {};  // slopes and positions of For's last call
 
   int32_t Position(int64_t i) const {
     return static_cast<int32_t>(step == 0 ? i : step * i + first);
@@ -184,7 +184,7 @@ TEST_P(ChangedScoresTest, EqualNaiveAttention) {
         for (size_t i = 0; i < max_logits.size(); ++i) {
           if (std::isinf(max_logits[i])) {
             EXPECT_EQ(run.max_logits[i], max_logits[i]);
-          } else {  // float32, whatever the inputs are
+          } else {  // float32 for any inputs
             EXPECT_NEAR(run.max_logits[i], max_logits[i],
                         Tolerance(DType::kFloat32, largest) * (1 + std::abs(max_logits[i])));
           }
@@ -240,7 +240,7 @@ TEST(ChangedScoresTest, GradientsAreCentralDifferences) {
   check(problem.v, results.dv);
 }
 
-// With equal weights, and the unit matrix for V and dO, out and dV show which weights are dropped,
+// With equal weights, and the unit matrix as V and dO, out and dV show which weights are dropped,
 // on any device and in any dtype.
 TEST(ChangedScoresTest, DropThoseOfKeepsWeight) {
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -293,8 +293,8 @@ TEST(ChangedScoresTest, ThreadsChangeNoBit) {
   }
 }
 
-// The largest scores are raised, never lowered: of several calls, that of all. -0 is above what is
-// negative.
+// A call raises the largest scores and never lowers them, so they are the largest ones of all
+// calls. -0 is above negative numbers.
 TEST(MaxLogitsTest, AreRaised) {
   for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
     if (!Kernels().Check(kTestDevice, dtype, 8).ok()) continue;
@@ -324,7 +324,7 @@ TEST(MaxLogitsTest, AreRaised) {
 }
 
 // Dropout drops p n of n weights, within 5 standard deviations. Two heads, rows, queries or seeds
-// agree as often as independent ones do.
+// agree as often as if they were independent.
 TEST(DropoutTest, KeepsAsManyAsItShould) {
   constexpr int64_t kQueries = 300, kKeys = 301, kPairs = kQueries * kKeys;
   const auto near = [](int64_t count, double probability) {
@@ -354,7 +354,8 @@ TEST(AlibiSlopesTest, AreThoseOfThePaper) {
   EXPECT_EQ(AlibiSlopes(1), std::vector<float>({0x1p-8f}));
   EXPECT_EQ(AlibiSlopes(8), std::vector<float>({0x1p-1f, 0x1p-2f, 0x1p-3f, 0x1p-4f, 0x1p-5f,
                                                 0x1p-6f, 0x1p-7f, 0x1p-8f}));
-  // The slopes of 8 heads, then every second one of those of 16: 2^-0.5, 2^-1.5, ...
+  // The slopes are those for 8 heads, then every second one of the slopes for 16 heads: 2^-0.5,
+  // 2^-1.5, ...
   const std::vector<float> twelve = AlibiSlopes(12);
   ASSERT_EQ(twelve.size(), 12);
   EXPECT_EQ(std::vector<float>(twelve.begin(), twelve.begin() + 8), AlibiSlopes(8));

@@ -1,5 +1,5 @@
-// bfloat16 and float16 attention on the GPU against naive attention in double precision on the same
-// rounded inputs (no_worse.h).
+// Compares bfloat16 and float16 attention on the GPU with naive attention in double precision on
+// the same rounded inputs (no_worse.h).
 
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@ namespace {
 constexpr DeviceType kCuda = DeviceType::kCuda;
 constexpr DType kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16, kFloat = DType::kFloat32;
 
-// Kernels with the dtype in which they are tried. There are those that the device chooses, those
-// for any tensor cores, and those for few queries, which have no backward of their own.
+// Kernels with the dtype in which they are tested: those that the device chooses, those for any
+// tensor cores, and those for few queries, which have no backward.
 struct Kernels {
   const char* name;
   const AttentionKernels& (*get)();
@@ -80,7 +80,7 @@ Tensor Delta(const Problem& problem, const Tensor& out) {
   return delta;
 }
 
-// A single block of keys: everything assigned, in the inputs' dtype.
+// Runs a single block of keys, which assigns everything in the inputs' dtype.
 AttentionResults RunOnce(const Kernels& kernels, const Problem& problem, bool deterministic) {
   const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
                                    Poisoned(problem.k), Poisoned(problem.v)};
@@ -156,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
                                           kAllMasks),
                          SweepName);
 
-// Hopper's variants for more keys.
+// These lengths take Hopper's variants for more keys.
 INSTANTIATE_TEST_SUITE_P(
     ManyKeys, SweepTest,
     testing::Combine(testing::Values(kChosen, kChosen.In(kFp16)), testing::Values(Heads{2, 1}),
@@ -165,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom)),
     SweepName);
 
-// Lists of blocks: query and key blocks that are whole or not, lists that are empty.
+// Lists of blocks have query and key blocks that are whole or not. Some lists are empty.
 INSTANTIATE_TEST_SUITE_P(
     Lists, SweepTest,
     testing::Combine(testing::Values(kChosen, kChosen.In(kFp16)),
@@ -176,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(MaskKind::kBlocks)),
     SweepName);
 
-// Few queries and many keys: those of a KV head in several parts.
+// With few queries and many keys, the keys of a KV head come in several parts.
 INSTANTIATE_TEST_SUITE_P(FewQueries, SweepTest,
                          testing::Combine(testing::Values(kDecode), testing::Values(Heads{16, 2}),
                                           testing::Values(64, 80, 128, 256),
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(FewQueries, SweepTest,
                                           kAllMasks),
                          SweepName);
 
-// float16: the same kernels with another type of operands.
+// float16 takes the same kernels with another type of operands.
 INSTANTIATE_TEST_SUITE_P(ShortFp16, SweepTest,
                          testing::Combine(testing::Values(kChosen.In(kFp16), kSm80.In(kFp16),
                                                           kDecode.In(kFp16)),
@@ -226,7 +226,7 @@ TEST_P(KernelsTest, EveryLength) {
 }
 
 // Blocks of keys in any order, merged in float32, are the attention over all keys. The last block
-// leaves the sum, or with it the result in the inputs' dtype.
+// leaves the sum, or also the result in the inputs' dtype.
 TEST_P(KernelsTest, BlocksOfKeysMerge) {
   constexpr int64_t kBatch = 2, kLength = 310;
   for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
@@ -271,8 +271,8 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
   }
 }
 
-// Heads whose gradients begin and end in different calls, in float32 and, of dK and dV, in the
-// inputs' dtype in the end.
+// Heads' gradients begin and end in different calls. They are in float32, and dK and dV end in the
+// inputs' dtype.
 TEST_P(KernelsTest, HeadsBeginAndEndInDifferentCalls) {
   for (int64_t d : {40, 64, 96, 128, 192, 256}) {
     for (bool deterministic : {false, true}) {
@@ -293,7 +293,7 @@ TEST_P(KernelsTest, HeadsBeginAndEndInDifferentCalls) {
       };
       const AttentionResults sums = run(false), results = run(true);
       ExpectNoWorse(results, problem);
-      // The sums, rounded once.
+      // These are the sums, rounded once.
       ExpectBitwiseEqual({once.out, once.lse, once.dq, sums.dk.To(problem.k.dtype()),
                           sums.dv.To(problem.v.dtype())},
                          {once.out, once.lse, once.dq, results.dk, results.dv});
@@ -301,8 +301,8 @@ TEST_P(KernelsTest, HeadsBeginAndEndInDifferentCalls) {
   }
 }
 
-// Lists of blocks in several calls, some of them without a block, and the rest of the mask by
-// ranges: merged as blocks of keys are.
+// Lists of blocks take several calls, some of them without a block. Ranges give the rest of the
+// mask. All merge as blocks of keys do.
 TEST(ListsTest, CallsAddUp) {
   constexpr int64_t kBatch = 2, kQueries = 500, kKeys = 1100, kCalls = 4;
   for (int64_t d : {64, 96, 128, 192, 256}) {
@@ -331,7 +331,7 @@ TEST(ListsTest, CallsAddUp) {
         masks[kCalls].end.assign(kQueries, 30);
         shapes[kCalls].blocks = {};
         shapes[kCalls].visible = masks[kCalls].ranges();
-        // The ranges in the middle, so that the last call is one of lists.
+        // The ranges come in the middle, so that the last call has lists.
         std::swap(shapes[1], shapes[kCalls]);
 
         const auto zeros = [](const Tensor& like) {
@@ -363,8 +363,7 @@ TEST(ListsTest, CallsAddUp) {
   }
 }
 
-// What lies in memory beyond the keys that somebody sees, as in a cache that is not full, changes
-// nothing.
+// Memory after the keys that a query sees, as in a cache that is not full, changes nothing.
 TEST(FewQueriesTest, ReadsNoKeyThatNobodySees) {
   constexpr int64_t kBegin = 37, kEnd = 1431, kKeys = 2000;
   for (int64_t d : {64, 128, 256}) {
@@ -449,11 +448,11 @@ class FourMillionTokensTest : public testing::TestWithParam<Kernels> {};
 INSTANTIATE_TEST_SUITE_P(All, FourMillionTokensTest, testing::Values(kChosen, kSm80, kDecode),
                          [](const auto& info) { return info.param.Name(); });
 
-// In one call, and 2^31 elements in a tensor: a few rows against the reference on the slice of keys
-// that they see.
+// One call has tensors of 2^31 elements. The test compares a few rows with the reference on the
+// slice of keys that they see.
 TEST_P(FourMillionTokensTest, NoWorseThanNaive) {
   constexpr int64_t kLength = 1 << 22, kHeads = 8, kDim = 64, kWindow = 300, kDrawn = 1 << 20;
-  const auto random = [](int64_t heads, uint64_t stream) {  // a million numbers, over and over
+  const auto random = [](int64_t heads, uint64_t stream) {  // a million numbers, repeated
     const Tensor drawn = RandomNormal({kDrawn}, kFloat, 1, stream).To(kCuda).To(kBf16);
     const Tensor tensor = Tensor::Empty({1, kLength, heads, kDim}, kBf16, kCuda);
     const Tensor flat = tensor.View({-1});
@@ -490,7 +489,7 @@ TEST_P(FourMillionTokensTest, NoWorseThanNaive) {
           [](int64_t, int64_t i, int64_t j) { return j <= i && i - j < kWindow; }, dtype);
     };
     const AttentionResults expected = reference(DType::kFloat64), naive = reference(kBf16);
-    // The last rows of the slice see all of their keys in it, the first keys all of their rows.
+    // The slice has all keys of its last rows, and all rows of its first keys.
     const auto check = [&](const char* name, const Tensor& actual, const Tensor& bound,
                            const Tensor& truth, int64_t from) {
       ExpectNoWorse(name, rows(actual).Slice(1, from, kChecked).Clone(),

@@ -1,4 +1,4 @@
-// The attention kernels against naive attention in double precision.
+// Compares the attention kernels with naive attention in double precision.
 
 #include "burst/kernels/flash_attention.h"
 
@@ -67,7 +67,7 @@ TEST_P(SweepTest, EqualsNaiveAttention) {
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     SCOPED_TRACE(Name(dtype));
     if (!Kernels().Check(kTestDevice, dtype, d).ok()) {
-      // With 99 KB of shared memory a block.
+      // These blocks have 99 KB of shared memory.
       EXPECT_TRUE(kTestDevice == DeviceType::kCuda && dtype == DType::kFloat64 && d > 128);
       continue;
     }
@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(Medium, SweepTest,
                                           kAllMasks),
                          SweepName);
 
-// Several tiles and chunks in every direction.
+// These cases have several tiles and chunks in every direction.
 INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
                          testing::Combine(testing::Values(Heads{1, 1}), testing::Values(16, 64),
                                           testing::Values(Lengths{1000, 1000}, Lengths{700, 250}),
@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(Wide, SweepTest,
                                           testing::Values(MaskKind::kFull, MaskKind::kCausal)),
                          SweepName);
 
-// Lists of blocks.
+// These masks are lists of blocks.
 INSTANTIATE_TEST_SUITE_P(Lists, SweepTest,
                          testing::Combine(testing::Values(Heads{2, 2}, Heads{3, 1}),
                                           testing::Values(7, 64, 80),
@@ -150,9 +150,9 @@ TEST(TiledKernelsTest, SayWhatGpusHave) {
 class TileKeysTest
     : public testing::TestWithParam<std::tuple<Heads, int64_t /*head_dim*/, Lengths, MaskKind>> {};
 
-// The tolerance of the kernels' own tiles. A sum over n keys rounds n times whatever the tile.
-// Rescaling it for a new maximum happens at most once a tile, and there are at most n tiles, so it
-// rounds as often again.
+// The tolerance is the one of the kernels' own tiles. A sum over n keys rounds n times with any
+// tile. Rescaling it for a new maximum happens at most once a tile, and there are at most n tiles,
+// so rounding at most doubles.
 TEST_P(TileKeysTest, EqualsNaiveAttention) {
   if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
   const auto [heads, d, lengths, kind] = GetParam();
@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(Long, TileKeysTest,
                                           kAllMasks),
                          SweepName);
 
-// Every size of a tile, from one key to more than there are.
+// Tiles have every size, from one key to more than all keys.
 TEST(EveryTileTest, EqualsNaiveAttention) {
   if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
   const Problem problem(1, 210, 150, 2, 1, 8, MaskKind::kCausal, DType::kFloat32);
@@ -194,9 +194,9 @@ TEST(EveryTileTest, EqualsNaiveAttention) {
   }
 }
 
-// A tile for each key differs in the last bits, in the backward of a head that threads share, tile
-// by tile. The CPU kernels' own tiles, of 96 keys forward and 128 backward (docs/kernels.md), do
-// not.
+// Tiles of one key differ in the last bits, because threads share the backward of a head tile by
+// tile. The CPU kernels' own tiles, of 96 keys forward and 128 backward (docs/kernels.md), do not
+// differ.
 TEST(EveryTileTest, TheirOwnSizesAreThoseOfThePage) {
   if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
   const ScopedThreadPool pool(2);
@@ -223,7 +223,7 @@ TEST(EveryTileTest, TheirOwnSizesAreThoseOfThePage) {
 
 // ---- Lists of blocks.
 
-// In several calls, some of them without a block: out and lse are merged, gradients added up.
+// Several calls, some of them without a block, merge out and lse and add up gradients.
 TEST(ListsTest, CallsAddUp) {
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     SCOPED_TRACE(Name(dtype));
@@ -273,7 +273,7 @@ TEST(ListsTest, ThreadsChangeNoBit) {
 
 // ---- What the sweep does not reach.
 
-// Every length around the edges of tiles and of vectors.
+// The lengths are those around the edges of tiles and of vectors.
 TEST(LengthsTest, Every) {
   for (int64_t length = 1; length <= 290; ++length) {
     SCOPED_TRACE(length);
@@ -287,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(All, DTypeTest, testing::Values(DType::kFloat32, DType:
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 TEST_P(DTypeTest, EmptyRowsHoldZeroAndMinusInfinity) {
-  // Causal with more queries than keys: the first 60 see nothing.
+  // The mask is causal with more queries than keys, so the first 60 see nothing.
   const Problem problem(1, 100, 40, 2, 1, 16, MaskKind::kCausal, GetParam());
   const AttentionResults result = RunKernels(problem);
   const Tensor out = result.out.Slice(1, 0, 60), dq = result.dq.Slice(1, 0, 60);
@@ -297,7 +297,7 @@ TEST_P(DTypeTest, EmptyRowsHoldZeroAndMinusInfinity) {
   ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
 }
 
-// The operands as slices of fused tensors give the same bits, and nothing else is written.
+// Operands that are slices of fused tensors give the same bits, and nothing else is written.
 TEST_P(DTypeTest, StridedOperands) {
   constexpr int64_t kBatch = 2, kSeqlen = 150, kHeads = 4, kKvHeads = 2, kDim = 20;
   constexpr int64_t kFused = kHeads + 2 * kKvHeads;
@@ -316,7 +316,7 @@ TEST_P(DTypeTest, StridedOperands) {
   q.CopyFrom(contiguous.q);
   k.CopyFrom(contiguous.k);
   v.CopyFrom(contiguous.v);
-  // out: in the middle of a tensor that is one larger on every side.
+  // out lies in the middle of a tensor that is one larger on every side.
   const Tensor frame =
       Tensor::Empty({kBatch, kSeqlen + 2, kHeads + 2, kDim + 2}, GetParam(), kTestDevice);
   frame.Fill(42);
@@ -388,7 +388,7 @@ TEST_P(DTypeTest, GradientsAccumulate) {
   EXPECT_LE(RelativeError(dv, once.dv), Tolerance(GetParam()));
 }
 
-// The first call for a head assigns its gradients, whatever was there.
+// The first call for a head assigns its gradients over any content.
 TEST_P(DTypeTest, HeadsBeginInDifferentCalls) {
   for (int64_t d : {16, 40}) {
     Problem problem(2, 150, 110, 8, 4, d, MaskKind::kFull, GetParam());
@@ -408,7 +408,8 @@ TEST_P(DTypeTest, HeadsBeginInDifferentCalls) {
   }
 }
 
-// Assigned gradients have the bits of gradients added to zeros, in whatever memory, and strided.
+// Assigned gradients have the bits of gradients that are added to zeros, in any memory, and
+// strided.
 TEST_P(DTypeTest, GradientsAreAssigned) {
   for (const Lengths lengths : {Lengths{90, 90}, Lengths{0, 9}, Lengths{9, 0}, Lengths{300, 40}}) {
     const Problem problem(2, lengths.q_len, lengths.k_len, 4, 2, 16, MaskKind::kCausal, GetParam());
@@ -431,7 +432,7 @@ TEST_P(DTypeTest, GradientsAreAssigned) {
   }
 }
 
-// Also under a mask that shows it keys, a query whose lse is -inf has no probabilities.
+// A query whose lse is -inf has no probabilities, even if the mask shows it keys.
 TEST_P(DTypeTest, RowsOfMinusInfinityHaveNoGradient) {
   const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
   const Tensor lse = Tensor::EmptyLike(problem.dlse), delta = Tensor::ZerosLike(problem.dlse);
@@ -457,8 +458,8 @@ TEST_P(DTypeTest, NoDlseIsZeroDlse) {
   EXPECT_EQ(with.ToVector<double>(), without.ToVector<double>());
 }
 
-// Scores far beyond what exp can take. A score s carries an error of about eps |s|, which becomes
-// the relative error of its probability.
+// Scores are far too large for exp. A score s carries an error of about eps |s|, which becomes the
+// relative error of its probability.
 TEST_P(DTypeTest, LargeScores) {
   const double epsilon = GetParam() == DType::kFloat32 ? 0x1p-23 : 0x1p-52;
   for (double magnitude : {3.0, 10.0, 100.0}) {
@@ -470,8 +471,8 @@ TEST_P(DTypeTest, LargeScores) {
   }
 }
 
-// Errors of a plain softmax in float32: one sum of products per score, scaled, less the largest
-// score of the row. For one head without a mask.
+// Errors of a plain softmax in float32, for one head without a mask. It takes one sum of products
+// per score, scaled, less the largest score of the row.
 struct NaiveErrors {
   double out = 0, lse = 0;  // sums of squares
 };
@@ -530,7 +531,8 @@ TEST(HugeScoresTest, NoWorseThanNaiveFloat32) {
   }
 }
 
-// A NaN is never masked away: who sees the key gets NaN, who does not sees nothing of it.
+// A mask never hides a NaN from a query that sees its key, which gets NaN. Other queries do not
+// change.
 TEST_P(DTypeTest, NaNReachesThoseWhoSeeIt) {
   constexpr int64_t kLength = 200, kBad = 120;
   const Problem problem(1, kLength, kLength, 1, 1, 16, MaskKind::kCausal, GetParam());
@@ -544,8 +546,8 @@ TEST_P(DTypeTest, NaNReachesThoseWhoSeeIt) {
   }
 }
 
-// Three KV heads on two threads: two are taken whole, the third is shared; on five all are. Several
-// chunks of queries and spans of keys, query heads that add to the same dK and dV.
+// Two threads take two of three KV heads whole and share the third. Five threads share all. There
+// are several chunks of queries and spans of keys, and query heads that add to the same dK and dV.
 TEST(ThreadsTest, SameBitsForAnyNumber) {
   for (const MaskKind mask : {MaskKind::kCausal, MaskKind::kFull, MaskKind::kWindow}) {
     for (const int64_t kv_heads : {1, 3}) {

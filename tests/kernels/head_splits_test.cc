@@ -1,4 +1,5 @@
-// How many thread blocks of the Hopper backward share a tile of keys, by the shape alone.
+// Tests how many thread blocks of the Hopper backward share a tile of keys. It follows from the
+// shape alone.
 
 #include "burst/kernels/gpu/sm90/head_splits.h"
 
@@ -36,9 +37,10 @@ TEST(HeadSplitsTest, HeadsOfTheirOwnAreNotSplit) {
   }
 }
 
-// Every split takes as many heads. Without a mask blocks are as long as each other: the fewest
-// splits that keep nine tenths of the multiprocessors busy, or else the most. Under a mask the
-// fewest for two blocks each, which go through 512 channels of heads at most.
+// Every split takes the same number of heads. Without a mask all blocks take the same time. So the
+// choice is the fewest splits that keep nine tenths of the multiprocessors busy, or else the most
+// splits. Under a mask, it is the fewest that give each multiprocessor two blocks, which go through
+// 512 channels of heads at most.
 TEST(HeadSplitsTest, SplitsUntilAllMultiprocessorsAreBusy) {
   for (const bool ranges : {false, true}) {
     for (const int64_t head_dim : {64, 128, 256}) {
@@ -72,17 +74,17 @@ TEST(HeadSplitsTest, SplitsUntilAllMultiprocessorsAreBusy) {
       }
     }
   }
-  // Llama 3.1 8B on one GPU of eight that share its heads, 70B on one of two.
+  // The shapes are Llama 3.1 8B on one GPU of eight that share its heads, and 70B on one of two.
   EXPECT_EQ(HeadSplitsOf(Params(1, 8192, 4, 1, true)).splits, 4);
   EXPECT_EQ(HeadSplitsOf(Params(1, 8192, 32, 4, true)).splits, 2);
   EXPECT_EQ(HeadSplitsOf(Params(1, 16384, 64, 8, true)).splits, 2);
 }
 
-// The order of the additions depends on the splits, and must not on where the sums are.
+// The order of the additions depends on the splits, and must not depend on where the sums are.
 TEST(HeadSplitsTest, SumsAreTheCallersOrItsOwn) {
   FlashBackwardParams params = Params(1, 16384, 64, 8, true);
   const HeadSplits own = HeadSplitsOf(params);
-  EXPECT_EQ(own.sums, 4);  // of eight KV heads, which take turns
+  EXPECT_EQ(own.sums, 4);  // for eight KV heads, which take turns
   EXPECT_EQ(own.sum_floats, 2 * 4 * 16384 * 128);
   EXPECT_EQ(own.counters, 2 * 4 * 128 * kBackwardWarps);
   params.assign = false;

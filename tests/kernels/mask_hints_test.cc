@@ -1,4 +1,4 @@
-// Hints of masks for the Hopper kernels, against counts by definition.
+// Compares hints of masks for the Hopper kernels with counts by definition.
 #include "burst/kernels/gpu/sm90/mask_hints.h"
 
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ TEST(MaskHintsTest, MostQueriesReachFromTheFirstThatSeesAKeyToTheLast) {
   }
 }
 
-// Two rows of lists. The walk orders the entries of each key block, and a key block begins with a
-// query block that no earlier key block adds to.
+// There are two rows of lists. The walk orders the entries of each key block. A key block begins
+// with a query block to which no earlier key block adds.
 TEST(MaskHintsTest, TheWalkVisitsEveryBlockOnceAndStartsWhereNothingWaits) {
   // The key blocks that each query block sees, row 0 and then row 1.
   const std::vector<std::vector<int32_t>> seen = {{0, 1}, {1}, {0, 1, 2}, {2}, {}, {0, 2}};

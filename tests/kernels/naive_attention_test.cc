@@ -1,5 +1,5 @@
-// Attention without tiles against the double reference that the tiled kernels are tested with:
-// every mask, grouped heads, and blocks of keys merged one after the other.
+// Compares attention without tiles with the double-precision reference of the tiled kernels. It
+// covers every mask, grouped heads, and blocks of keys that are merged one after the other.
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -12,7 +12,7 @@
 namespace burst {
 namespace {
 
-// Forward over the keys in two blocks, merged; then delta and a backward that assigns.
+// Runs the forward over the keys in two merged blocks, then delta and a backward that assigns.
 AttentionResults RunNaive(const Problem& problem) {
   const FlashAttentionShape shape = problem.shape();
   AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
@@ -53,7 +53,8 @@ AttentionResults RunNaive(const Problem& problem) {
 class NaiveAttention : public testing::TestWithParam<MaskKind> {};
 
 TEST_P(NaiveAttention, IsAttention) {
-  // Sums of up to 130 terms of order one, each rounded: 130 epsilon, with room for the exponential.
+  // Sums have up to 130 rounded terms of order one. So the tolerance is 130 epsilon, with room for
+  // the exponential.
   for (const auto& [dtype, tolerance] :
        {std::pair(DType::kFloat64, 1e-12), std::pair(DType::kFloat32, 1e-5)}) {
     for (const int64_t q_len : {1, 130}) {

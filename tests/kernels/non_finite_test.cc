@@ -1,6 +1,6 @@
-// NaN and infinity in one document, as in padding that nobody has written, reach no row of another
-// document. Its rows have the bits that they have with finite padding. In the document itself they
-// reach every row that depends on them.
+// Tests that NaN and infinity in one document, as in uninitialized padding, do not reach rows of
+// another document. These rows have the bits that they have with finite padding. In the document
+// itself, NaN reaches every row that depends on it.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace burst {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kHeads = 2;  // on one KV head
+constexpr int64_t kHeads = 2;  // query heads of one KV head
 
 // The kernels of the test's device with a dtype and a head_dim. The GPU's 16-bit kernels do not
 // keep NaN in its document (docs/kernels.md), so they have no case.
@@ -31,10 +31,10 @@ struct Case {
 constexpr Case kCases[] = {{DType::kFloat32, 20}, {DType::kFloat32, 64}, {DType::kFloat32, 128},
                            {DType::kFloat64, 20}, {DType::kFloat64, 64}, {DType::kFloat64, 128}};
 
-// Documents of queries and keys: a query sees the keys of its own, all or those up to its own
-// place, and with a window of those the last ones.
+// Documents of queries and keys. A query sees all keys of its document, or those up to its own
+// place. With a window it sees the last ones of them.
 struct Documents {
-  std::vector<int64_t> q_starts, k_starts;  // and the lengths
+  std::vector<int64_t> q_starts, k_starts;  // and the lengths at the end
   bool causal = false;
   int64_t window = 0;
 
@@ -81,8 +81,9 @@ FlashAttentionShape ShapeOf(const Inputs& in) {
           {}};
 }
 
-// Forward, and backward where there is one. parts: the keys between these, a call each, as in a
-// ring; merged and added up. Without: one call.
+// Runs the forward, and the backward if the kernels have one. Each range of keys between two
+// `parts` is a call, as in a ring, and the calls are merged and added up. Without parts it is one
+// call.
 AttentionResults Run(const Case& c, const Inputs& in, const TestMask& mask,
                      const std::vector<int64_t>& parts) {
   const DType sum_dtype = SumDType(c.dtype);
@@ -142,7 +143,7 @@ AttentionResults Run(const Case& c, const Inputs& in, const TestMask& mask,
   return result;
 }
 
-// Which rows of the results depend on tokens that are NaN: out and dq by query, dk and dv by key.
+// The rows of the results that depend on NaN tokens: out and dq by query, dk and dv by key.
 struct Reached {
   std::vector<bool> out, lse, dq, dk, dv;
 };
@@ -168,8 +169,8 @@ Reached ReachedBy(const TestMask& mask, int64_t k_len, int which, int64_t first,
   return r;
 }
 
-// Compares the rows of a result with those of the run without NaN. may: rows that need not be the
-// same; must: those that have to be NaN, null: none.
+// Compares the rows of a result with those of the run without NaN. Rows in `may` need not be equal.
+// Rows in `must` have to be NaN, none if it is null.
 void ExpectRows(const char* name, const Tensor& got, const Tensor& clean, bool rows_last,
                 const std::vector<bool>& may, const std::vector<bool>* must) {
   const std::vector<double> x = got.ToVector<double>(), y = clean.ToVector<double>();
@@ -208,7 +209,7 @@ void Check(const Case& c, const Documents& documents, int64_t document, bool all
       const bool keys = which == 1 || which == 2;
       const std::vector<int64_t>& starts = keys ? documents.k_starts : documents.q_starts;
       int64_t first = starts[document], last = starts[document + 1];
-      if (first == last) continue;  // it has none
+      if (first == last) continue;  // the document has no tokens
       if (!all_tokens) first = (first + last) / 2, last = first + 1;
       Tensor part = in[which].Slice(1, first, last - first);
       if (!all_tokens) part = part.Slice(3, c.head_dim / 3, 1);  // one element of a head
@@ -219,7 +220,7 @@ void Check(const Case& c, const Documents& documents, int64_t document, bool all
       const bool is_nan = std::isnan(value);
       const Reached reached = ReachedBy(mask, k_len, which, first, last);
       Reached may = reached;
-      if (!is_nan) {  // anything in the document
+      if (!is_nan) {  // infinity may change anything in the document
         for (int64_t i = 0; i < q_len; ++i) {
           may.out[i] = may.lse[i] = may.dq[i] = Documents::Of(documents.q_starts, i) == document;
         }
@@ -259,7 +260,7 @@ const std::vector<int64_t> kStarts = {0, 90, 201, 333, 400};
 
 TEST(NonFiniteTest, StaysInItsDocument) { CheckAll({kStarts, kStarts}, {2, 3}, {}); }
 
-// Many to a tile, some of one token.
+// A tile holds many documents, some of one token.
 TEST(NonFiniteTest, StaysInAShortDocument) {
   const std::vector<int64_t> starts = {0, 1, 2, 9, 30, 31, 77, 80, 81, 140};
   CheckAll({starts, starts}, {1, 4, 6}, {});

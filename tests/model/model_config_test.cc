@@ -92,33 +92,39 @@ TEST(ModelConfig, Defaults) {
 TEST(ModelConfig, ErrorsNameKeyAndValue) {
   struct Case {
     std::string json;
-    std::string key, says;
+    std::string key, says, got = "";
   };
   for (const Case& c : std::vector<Case>{
-           {With(R"("kv_heads": 2)"), "kv_heads is 2", "divisor of heads 3"},
-           {With(R"("kv_heads": -1)"), "kv_heads is -1", "from 0"},
-           {With(R"("dropout": 1)"), "dropout is 1", "[0, 1)"},
-           {With(R"("dropout": -0.1)"), "dropout is -0.1", "[0, 1)"},
-           {With(R"("attention_dropout": 1)"), "attention_dropout is 1", "[0, 1)"},
-           {With(R"("attention_softcap": -3)"), "attention_softcap is -3", "above 0"},
-           {With(R"("attention_sinks": 1)"), "attention_sinks is 1", "true or false"},
-           {With(R"("dropout": "much")"), "dropout is \"much\"", "a number"},
-           {With(R"("vocab": 1.5)"), "vocab is 1.5", "integer"},
-           {With(R"("vocab": 18446744073709551615)"), "vocab is 18446744073709551615", "integer"},
-           {With(R"("tied_embeddings": 1)"), "tied_embeddings is 1", "true or false"},
-           {With(R"("norm_eps": 0)"), "norm_eps is 0", "(0, 1)"},
-           {With(R"("init_std": 1)"), "init_std is 1", "[0, 1)"},
-           {With(R"("rope_theta": 0.5)"), "rope_theta is 0.5", "at least 1"},
+           {With(R"("kv_heads": 2)"), "kv_heads: must be", "divisor of heads 3", "; got 2"},
+           {With(R"("kv_heads": -1)"), "kv_heads: must be", "from 0", "; got -1"},
+           {With(R"("dropout": 1)"), "dropout: must be", "[0, 1)", "; got 1"},
+           {With(R"("dropout": -0.1)"), "dropout: must be", "[0, 1)", "; got -0.1"},
+           {With(R"("attention_dropout": 1)"), "attention_dropout: must be", "[0, 1)", "; got 1"},
+           {With(R"("attention_softcap": -3)"), "attention_softcap: must be", "above 0",
+            "; got -3"},
+           {With(R"("attention_sinks": 1)"), "attention_sinks: must be", "true or false",
+            "; got 1"},
+           {With(R"("dropout": "much")"), "dropout: must be", "a number", "; got \"much\""},
+           {With(R"("vocab": 1.5)"), "vocab: must be", "integer", "; got 1.5"},
+           {With(R"("vocab": 18446744073709551615)"), "vocab: must be", "integer",
+            "; got 18446744073709551615"},
+           {With(R"("tied_embeddings": 1)"), "tied_embeddings: must be", "true or false",
+            "; got 1"},
+           {With(R"("norm_eps": 0)"), "norm_eps: must be", "(0, 1)", "; got 0"},
+           {With(R"("init_std": 1)"), "init_std: must be", "[0, 1)", "; got 1"},
+           {With(R"("rope_theta": 0.5)"), "rope_theta: must be", "at least 1", "; got 0.5"},
            {With(R"("family": "bert")"), "'family' twice", "JSON object"},
-           {R"({"family": "bert"})", "family is \"bert\"", "\"llama\" or \"gpt2\""},
+           {R"({"family": "bert"})", "family: must be", "\"llama\" or \"gpt2\"", "; got \"bert\""},
            {With(R"("hidden": 3)"), "\"hidden\"", "kv_heads"},
-           {R"({"family": "gpt2", "layers": 2, "width": 12, "heads": 5})", "heads is 5",
-            "divisor of width 12"},
-           {R"({"layers": 2, "width": 15, "heads": 3})", "width / heads is 5", "even"},
-           {R"({"layers": 2, "width": 16, "heads": 3, "head_dim": 5})", "head_dim is 5", "even"},
-           {With(R"("qkv_bias": true)"), "qkv_bias is true", "gpt2"},
-           {With(R"("qk_norm": true)"), "qk_norm is true", "gpt2"},
-           {With(R"("rope_scaling": 8)"), "rope_scaling is 8", "object"},
+           {R"({"family": "gpt2", "layers": 2, "width": 12, "heads": 5})", "heads: must be",
+            "divisor of width 12", "; got 5"},
+           {R"({"layers": 2, "width": 15, "heads": 3})", "width / heads: must be", "even",
+            "; got 5"},
+           {R"({"layers": 2, "width": 16, "heads": 3, "head_dim": 5})", "head_dim: must be", "even",
+            "; got 5"},
+           {With(R"("qkv_bias": true)"), "qkv_bias: must be", "gpt2", "; got true"},
+           {With(R"("qk_norm": true)"), "qk_norm: must be", "gpt2", "; got true"},
+           {With(R"("rope_scaling": 8)"), "rope_scaling: must be", "object", "; got 8"},
            {With(R"("rope_scaling": {"kind": "linear", "factor": 2})"), "rope_scaling", "gpt2"},
            {R"({"layers": 2, "width": 12, "heads": 3, "rope_scaling": {"kind": "longrope"}})",
             "'longrope'", "yarn"},
@@ -126,12 +132,12 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
             "\"factors\"", "rope_scaling"},
            {R"({"layers": 2, "width": 12, "heads": 3,
                 "rope_scaling": {"kind": "linear", "factor": 0.5}})",
-            "factor is 0.5", "from 1"},
+            "factor: must be", "from 1", "; got 0.5"},
            {R"({"layers": 2, "width": 12, "heads": 3,
                 "rope_scaling": {"kind": "yarn", "factor": 2}})",
-            "first_context is 0", "from 1"},
-           {R"({"layers": 0, "width": 12, "heads": 3})", "layers is 0", "from 1"},
-           {R"({"width": 12, "heads": 3})", "layers is 0", "from 1"},
+            "first_context: must be", "from 1", "; got 0"},
+           {R"({"layers": 0, "width": 12, "heads": 3})", "layers: must be", "from 1", "; got 0"},
+           {R"({"width": 12, "heads": 3})", "layers: must be", "from 1", "; got 0"},
            {"[1, 2]", "JSON object", ""},
            {"{\"layers\": 2", "JSON object", ""},
            {"", "JSON object", ""},
@@ -140,6 +146,7 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
     EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << c.json;
     EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.key)) << c.json;
     EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.says)) << c.json;
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.got)) << c.json;
   }
   const auto preset = ModelPreset("d13");
   EXPECT_THAT(std::string(preset.status().message()), HasSubstr("\"d13\""));

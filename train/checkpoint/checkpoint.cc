@@ -23,20 +23,21 @@ namespace {
 
 constexpr char kFormat[] = "burst checkpoint 2";
 constexpr char kWithoutChecksums[] = "burst checkpoint 1";
-constexpr int64_t kStagedBytes = int64_t{256} << 20;  // whole tensors on their way to a device
+// Whole tensors that wait for their copy to a device.
+constexpr int64_t kStagedBytes = int64_t{256} << 20;
 
-// The elements of a parameter in a flat buffer, as a view.
+// Returns a view of a parameter's elements in a flat buffer.
 Tensor PartOf(const Tensor& flat, const Parameter& parameter) {
   return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
 }
 
-// A tensor of the checkpoint and where this rank's part of it lives.
+// A tensor of the checkpoint and the place of this rank's part of it.
 struct Destination {
   std::string name;
   const Parameter& parameter;
   Tensor tensor;                                           // this rank's part, [shape]; may be null
   ParameterPiece wanted;                                   // the elements that are read
-  std::function<void(const Tensor& part)> take = nullptr;  // is given it, on the CPU
+  std::function<void(const Tensor& part)> take = nullptr;  // receives the part, on the CPU
 
   bool whole() const {
     return !tensor.null() && tensor.device() == DeviceType::kCpu &&
@@ -44,7 +45,7 @@ struct Destination {
   }
 };
 
-// From the whole of a parameter to this rank's part.
+// Copies this rank's part out of a whole parameter.
 void Take(const Destination& to, const Tensor& whole) {
   if (!to.tensor.null()) {
     return to.parameter.TakeShard(to.parameter.sharding.rank, whole, to.tensor);
@@ -74,7 +75,8 @@ absl::Status ReadAll(const CheckpointReader& reader, DType dtype,
   return absl::OkStatus();
 }
 
-// The whole of a parameter on rank 0 of the group, nothing on the others; part: on the CPU.
+// Returns a whole parameter on rank 0 of the group, and a null tensor on the others. part: on the
+// CPU.
 absl::StatusOr<Tensor> GatherWhole(const Parameter& parameter, const Tensor& part,
                                    Communicator* group) {
   if (group == nullptr || parameter.sharding.shards.empty()) return part;
@@ -99,13 +101,14 @@ absl::StatusOr<Tensor> GatherWhole(const Parameter& parameter, const Tensor& par
 
 // ---- Ranks that divide the state (StateSharding).
 
-constexpr int64_t kMessageElements = int64_t{16} << 20;  // of a message to rank 0, at most
+constexpr int64_t kMessageElements = int64_t{16} << 20;  // the most elements of a message to rank 0
 
-// Is given elements that follow each other, on the CPU.
+// A sink receives consecutive elements, on the CPU.
 using Sink = std::function<absl::Status(const Tensor& elements)>;
 
-// The elements of a parameter, as tensor parallel rank `part` of `parts` has it, to rank 0 of the
-// world in their order. own: what this rank has of them (PieceOf), on any device.
+// Sends the elements of a parameter to rank 0 of the world, in order. The parameter is the one that
+// tensor parallel rank `part` of `parts` has. own: this rank's elements of it (PieceOf), on any
+// device.
 absl::Status SendPieces(const ParameterList& parameters, int index, const Tensor& own, int part,
                         int parts, Communicator* world, const Sink& sink) {
   for (int rank = 0; rank < parameters.sharding().ranks; ++rank) {
@@ -134,7 +137,7 @@ absl::Status SendPieces(const ParameterList& parameters, int index, const Tensor
   return absl::OkStatus();
 }
 
-// The whole of a parameter to rank 0, as SendPieces.
+// Sends a whole parameter to rank 0, as SendPieces does.
 absl::Status SendWhole(const ParameterList& parameters, int index, const Tensor& own,
                        Communicator* world, const Sink& sink) {
   const Parameter& parameter = parameters[index];
@@ -163,15 +166,15 @@ absl::Status NotACheckpoint(absl::string_view why) {
   return absl::DataLossError(absl::StrCat("not a checkpoint of this program: ", why));
 }
 
-// Whether the file's tensors can be those of the model and its optimizer; before memory for them is
-// asked for.
+// Checks that the file's tensors can be those of the model and its optimizer. This comes before any
+// memory is allocated for them.
 absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const CheckpointReader& file) {
   const int copies = weights_alone ? 1 : 3;
   const ModelConfig model = given.WithDefaults();
   const auto real = [](int64_t n) { return static_cast<double>(n); };
   const double elements = real(file.numel()), width = real(model.width);
   const double vectors = std::max(real(model.vocab), real(model.layers) * real(model.ffn));
-  // First in floating point, which does not overflow, by the largest matrices.
+  // The first check takes the largest matrices, in floating point, which does not overflow.
   const bool plausible =
       model.vocab > 0 && real(model.layers) <= real(file.names().size()) &&
       width * vectors <= elements &&
@@ -184,7 +187,7 @@ absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const Check
   return NotACheckpoint("its tensors are not those of its model");
 }
 
-// Whether the optimizer's state is not there.
+// Returns whether the file lacks the optimizer's state.
 bool HoldsWeightsAlone(const CheckpointReader& file) {
   const std::vector<std::string> names = file.names();
   return std::none_of(names.begin(), names.end(),
@@ -416,7 +419,7 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
     const Parameter& p = (*parameters)[i];
     const ParameterPiece all = {0, p.numel(), 0};
     if (!in_place) {
-      // Values that are not divided are set, too.
+      // The loop also sets values that are not divided.
       const ParameterPiece wanted = parameters->sharding().stage < 3
                                         ? all
                                         : parameters->PieceOf(i, parameters->sharding().rank);

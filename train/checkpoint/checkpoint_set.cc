@@ -33,10 +33,11 @@ int64_t Product(const Shape& shape, size_t first = 0) {
   return product;
 }
 
-// Elements of a slice of length 1 along the part's axis, at one place of the axes before it.
+// Returns the number of elements in a slice of length 1 along the part's axis, at one place of the
+// axes before it.
 int64_t Inner(const TensorPart& part) { return Product(part.full_shape, part.axis + 1); }
 
-// Ranges of the whole tensor's row that have all elements of the part, and maybe more.
+// Returns ranges of the whole tensor's row that cover all elements of the part, and maybe more.
 std::vector<std::pair<int64_t, int64_t>> Cover(const TensorPart& part) {
   if (part.slices.empty()) return {{part.begin, part.begin + part.length}};
   if (part.axis > 0) return {{0, Product(part.full_shape)}};
@@ -56,7 +57,7 @@ bool AnyOverlap(const std::vector<std::pair<int64_t, int64_t>>& a,
   });
 }
 
-// False only if they have no element in common.
+// Returns false only if the parts have no element in common.
 bool MayOverlap(const TensorPart& a, const TensorPart& b) {
   if (!a.slices.empty() && a.axis == b.axis && a.slices == b.slices) {
     return std::max(a.begin, b.begin) < std::min(a.begin + a.length, b.begin + b.length);
@@ -71,17 +72,18 @@ bool MayOverlap(const TensorPart& a, const TensorPart& b) {
   return AnyOverlap(Cover(a), Cover(b));
 }
 
-// Calls move(offset in the whole tensor's row, offset in the part, length) for the part's runs.
+// Calls move(offset in the whole tensor's row, offset in the part, length) for each contiguous
+// range of the part.
 template <typename Move>
 void ForEachRun(const TensorPart& part, const Move& move) {
   if (part.slices.empty()) return move(part.begin, int64_t{0}, part.length);
-  int64_t width = 0;  // of the slices together
+  int64_t width = 0;  // width of all slices together
   for (const auto& slice : part.slices) width += slice.second;
   const int64_t inner = Inner(part), row = width * inner;
   const int64_t full_row = part.full_shape[part.axis] * inner;
   for (int64_t done = 0; done < part.length;) {
     const int64_t at = part.begin + done;
-    int64_t in_row = at % row, before = 0;  // elements of the slices before
+    int64_t in_row = at % row, before = 0;  // elements of the slices before this one
     size_t slice = 0;
     while (in_row >= before + part.slices[slice].second * inner) {
       before += part.slices[slice++].second * inner;
@@ -108,7 +110,7 @@ bool IsCount(const Json& json) {
   return json.is_number_unsigned() && json.get<double>() < static_cast<double>(kMost);
 }
 
-// `length`: of the tensor that is the part. Returns nullopt if it makes no sense.
+// Reads a part, whose tensor has `length` elements. Returns nullopt if the JSON makes no sense.
 std::optional<TensorPart> FromJson(const Json& json, int64_t length) {
   TensorPart part;
   part.length = length;
@@ -349,7 +351,7 @@ absl::Status CheckpointReader::Read(absl::Span<const Wanted> wanted) const {
   }
   struct Piece {
     const FilePart* from;
-    Tensor to;  // of the whole tensor, flat
+    Tensor to;  // the whole tensor, flat
   };
   std::map<size_t, std::vector<std::pair<NamedTensor, Piece>>> by_file;
   for (const Wanted& one : wanted) {

@@ -29,7 +29,8 @@ namespace fs = std::filesystem;
 
 constexpr char kNewest[] = "checkpoint.safetensors", kBest[] = "best.safetensors";
 
-// Which file a path leads to; empty: none that can be seen. A file that replaces it is another one.
+// Returns the identity of the file that a path leads to, or an empty text if none can be seen. A
+// file that replaces it has another identity.
 std::string IdentityOf(const std::string& path) {
   struct stat info = {};
   if (stat(path.c_str(), &info) != 0) return "";
@@ -39,7 +40,7 @@ std::string IdentityOf(const std::string& path) {
 
 std::string OlderName(int64_t step) { return absl::StrCat("checkpoint-", step, ".safetensors"); }
 
-// The step of an older one's name; none for another name.
+// Returns the step in the name of an older checkpoint, or nullopt for any other name.
 std::optional<int64_t> StepOfOlder(absl::string_view name) {
   absl::string_view digits = name;
   int64_t step = 0;
@@ -49,7 +50,7 @@ std::optional<int64_t> StepOfOlder(absl::string_view name) {
   return is_older ? std::optional<int64_t>(step) : std::nullopt;
 }
 
-// The steps of the older ones, falling.
+// Returns the steps of the older checkpoints, the newest first.
 std::vector<int64_t> OlderSteps(const std::string& folder) {
   std::vector<int64_t> steps;
   std::error_code error;
@@ -175,7 +176,7 @@ absl::Status KeptCheckpoints::Save(
     const std::function<absl::Status(const std::string& path)>& write) {
   SeeNewest();
   if (newest_step_ > 0) {
-    BURST_RETURN_IF_ERROR(LinkIfBest());  // a process that was killed may not have come to that
+    BURST_RETURN_IF_ERROR(LinkIfBest());  // a killed process may not have linked it
     if (newest_step_ != step && keep_ > 1) {
       BURST_RETURN_IF_ERROR(LinkNewest(OlderCheckpointPath(folder_, newest_step_)));
     }
@@ -189,14 +190,14 @@ absl::Status KeptCheckpoints::Save(
 
 absl::Status KeptCheckpoints::Complete() {
   BURST_RETURN_IF_ERROR(LinkIfBest());
-  // The best has its name on the disk before the set goes that the name led to.
+  // The best checkpoint's name is on the disk before the set that it named is removed.
   BURST_RETURN_IF_ERROR(SyncFolder(folder_));
   BURST_RETURN_IF_ERROR(RemoveOld(newest_step_));
   BURST_RETURN_IF_ERROR(RemoveUnusedSets(folder_));
   return SyncFolder(folder_);
 }
 
-// Another process than this one may have saved: one that it forked, or whose run it continues.
+// Another process may have saved: one that this process forked, or one whose run it continues.
 void KeptCheckpoints::SeeNewest() {
   const std::string identity = IdentityOf(CheckpointPath(folder_));
   if (identity == newest_identity_) return;

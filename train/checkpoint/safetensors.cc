@@ -28,10 +28,11 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxHeaderBytes = int64_t{100} << 20;  // the format's own limit
 constexpr size_t kMostDimensions = 64;                   // no program makes more
-constexpr double kMostElements = int64_t{1} << 48;       // or bytes; the rest is damage
+// Elements or bytes; a larger number is damage.
+constexpr double kMostElements = int64_t{1} << 48;
 constexpr int64_t kChunk = int64_t{1} << 20;  // read, summed and checked while it is in the cache
 
-// A name from a file, whose bytes may be anything, for a message.
+// Quotes a name from a file for a message. The name may hold any bytes.
 std::string Quoted(absl::string_view name) {
   return absl::StrCat("'", absl::Utf8SafeCEscape(name.substr(0, 100)), "'");
 }
@@ -48,8 +49,8 @@ absl::Status ReadExactly(int fd, int64_t offset, void* data, int64_t bytes) {
   return absl::OkStatus();
 }
 
-// Whether every element's exponent is below that of infinities and not-a-numbers. Bits: unsigned,
-// as wide as an element.
+// Returns whether every element is finite: its exponent is below the one of infinities and NaNs.
+// Bits is an unsigned type as wide as an element.
 template <typename Bits>
 bool ExponentsBelow(Bits infinity, const char* data, int64_t bytes) {
   constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
@@ -70,7 +71,7 @@ bool AllFinite(absl::string_view dtype, const char* data, int64_t bytes) {
   return true;
 }
 
-// The elements of `bytes` bytes of a floating-point dtype, as To.
+// Converts `bytes` bytes of a floating-point dtype to elements of type To.
 template <typename To>
 void Convert(absl::string_view dtype, const char* from, int64_t bytes, To* to) {
   const auto each = [&](auto element, auto value) {
@@ -153,7 +154,7 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTe
 }
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  // Non-blocking: a pipe must be refused, not waited for.
+  // The open does not block, because a pipe must be refused, not waited for.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     const absl::StatusCode code =
@@ -249,7 +250,8 @@ absl::Status SafetensorsFile::TakeHeader(const Json& header, int64_t data_begin,
       return bad;
     }
     int64_t elements = 1;
-    double most = 1;  // without dimensions of 0; no product of some of them may overflow either
+    // Leaves out dimensions of 0, because the product of the others must not overflow either.
+    double most = 1;
     for (const Json& dim : shape) {
       entry.shape.push_back(dim.get<int64_t>());
       most *= std::max(1.0, dim.get<double>());
@@ -281,7 +283,7 @@ absl::Status SafetensorsFile::TakeHeader(const Json& header, int64_t data_begin,
   return absl::OkStatus();
 }
 
-// Moves them from the strings to their tensors.
+// Moves the checksums from the strings to their tensors.
 absl::Status SafetensorsFile::TakeChecksums() {
   size_t found = 0;
   for (auto it = metadata_.begin(); it != metadata_.end();) {

@@ -35,7 +35,7 @@ struct SafetensorsWriter::State {
   const std::vector<Entry> entries;
   const StringMap metadata;
   const bool checksums;
-  std::vector<std::string> digits;  // of the tensors that are complete
+  std::vector<std::string> digits;  // checksums of the complete tensors
   int64_t left = 0;                 // bytes of the tensor being written
   XXH3_state_t sum;
 };
@@ -51,7 +51,7 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
   BURST_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
   SafetensorsWriter writer(
       std::make_unique<State>(std::move(file), std::move(entries), metadata, checksums));
-  // Checksums are not known yet, but how long they are.
+  // The checksums are not known yet, but their length is.
   const std::string header = writer.HeaderText();
   const uint64_t length = header.size();  // this machine is little-endian, as is the format
   BURST_RETURN_IF_ERROR(writer.state_->file.Write(&length, sizeof(length)));

@@ -83,7 +83,7 @@ absl::Status CheckTensorParallel(const ResolvedConfig& config) {
 
 absl::Status CheckHeads(const ResolvedConfig& config) {
   const ModelConfig model = config.model.WithDefaults();
-  // The heads that attention takes at a time.
+  // The number of KV heads that attention takes at a time.
   const int64_t kv_heads = config.head_chunk > 0 ? config.head_chunk : model.kv_heads;
   const int64_t heads = model.heads / model.kv_heads * kv_heads;
   if (model.kv_heads % kv_heads != 0) {

@@ -46,35 +46,31 @@ const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
 const char* Name(Precision precision) { return NameOf(precision, kPrecisions); }
 
 absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text) {
-  return ParseName("device", text, kDevices);
+  return ParseName(text, kDevices);
 }
 
-absl::StatusOr<Offload> ParseOffload(absl::string_view text) {
-  return ParseName("offload", text, kOffloads);
-}
+absl::StatusOr<Offload> ParseOffload(absl::string_view text) { return ParseName(text, kOffloads); }
 
 absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text) {
-  return ParseName("number of files", text, kCheckpointFiles);
+  return ParseName(text, kCheckpointFiles);
 }
 
 absl::StatusOr<Resume> ParseResume(absl::string_view text) {
   bool flag = false;
   if (ParseOption(text, &flag).ok()) return flag ? Resume::kYes : Resume::kNo;
-  return ParseName("choice", text, kResumes);
+  return ParseName(text, kResumes);
 }
 
-absl::StatusOr<CommChoice> ParseComm(absl::string_view text) {
-  return ParseName("transport", text, kComms);
-}
+absl::StatusOr<CommChoice> ParseComm(absl::string_view text) { return ParseName(text, kComms); }
 
 absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
-  return ParseName("precision", text, kPrecisions);
+  return ParseName(text, kPrecisions);
 }
 
 absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {
   TrainConfig config;
   OptionTable options = TrainOptions(&config);
-  // The command line is read once to find the files, and again to win over them.
+  // The first reading of the command line finds the files. The second one overrides what they say.
   BURST_RETURN_IF_ERROR(options.ParseArguments(argc, argv));
   const std::string out = ResolvePath(config.out), file = ResolvePath(config.config);
   const bool has_run = !out.empty() && HoldsCheckpoints(out);
@@ -118,7 +114,7 @@ std::string ResolvedConfig::ToJson() const {
 std::vector<AgreedItem> ResolvedConfig::AgreedOptions(bool one_host) const {
   TrainConfig given = given_;
   std::vector<AgreedItem> items = burst::AgreedOptions(TrainOptions(&given), one_host);
-  // What this host made of options that leave a choice.
+  // These are the values that this host chose for options that leave a choice.
   items.push_back({"--device", Name(device)});
   items.push_back({"--precision", tf32 ? "tf32" : Name(dtype)});
   items.push_back({"--dp, --pp, --sp and --tp", absl::StrCat(mesh.data, ", ", mesh.stages, ", ",

@@ -6,7 +6,8 @@ namespace {
 using Config = ResolvedConfig;
 using Side = Trait<ResolvedConfig>;
 
-// Sides: options, text, what the first option must be instead, an example, when it holds.
+// A side has options, its text, what the first option must be instead, an example, and when it
+// holds.
 constexpr Side kHeadChunk = {"head_chunk", "--head_chunk", "0", "--head_chunk=1",
                              [](const Config& c) { return c.head_chunk > 0; }};
 constexpr Side kFfnChunk = {"ffn_chunk", "--ffn_chunk", "0", "--ffn_chunk=64",
@@ -157,7 +158,7 @@ constexpr Side kNoOut = {"out", "without --out", "a folder", "",
 constexpr char kLeaveOut[] = "leave it out";
 
 constexpr TrainConflict kConflicts[] = {
-    // What a strategy and a mesh are.
+    // Conflicts of a strategy and a mesh.
     {kSingle, kSequenceParallel, "one rank keeps the whole sequence",
      "give --sp=1 or another strategy"},
     {kTensorAndSequence, kTensorStrategy, "it has no ring over which --sp could spread tokens",
@@ -178,7 +179,7 @@ constexpr TrainConflict kConflicts[] = {
     {kOneFile, kPipeline, "every stage writes its own", "give auto"},
     {kFilePerRank, kOneRank, "one rank has nothing to share", "give auto"},
 
-    // Memory.
+    // Conflicts of options that save memory.
     {kFfnChunk, kTensorParallel, "the ranks exchange all tokens around a feed-forward", kLeaveOut},
     {kHeadChunk, kTensorParallel, "the heads are divided between the ranks already", kLeaveOut},
     {kRecomputeSequence, kHeadChunk, "attention in groups of heads stores no part of its result",
@@ -189,7 +190,7 @@ constexpr TrainConflict kConflicts[] = {
     {kOffloadActivations, kNoRecompute, "it moves what recomputed layers keep",
      "give --recompute, or optimizer"},
 
-    // Results that do not depend on the number of ranks.
+    // Conflicts of results that do not depend on the number of ranks.
     {kInexactStrategy, kExact, "ranks gather keys and values", kLeaveOut},
     {kTensorParallel, kExact, "its sums depend on the number of ranks", kLeaveOut},
     {kExact, kPipeline, "chunks of tokens pass all layers of a rank"},
@@ -206,14 +207,14 @@ constexpr TrainConflict kConflicts[] = {
     {kAttentionDropout, kExact, "exact kernels do not change scores", "give 0"},
     {kExactChunk, kNotExact, "it is the size of the chunks of an exact run", "give --exact"},
 
-    // Numbers.
+    // Conflicts of number formats.
     {kGpuPrecision, kCpu, "the CPU computes in fp32", "give --device=cuda"},
     {kAttentionFp8, kCpu, "8-bit attention is a kernel of Hopper GPUs", "give --device=cuda"},
     {kAttentionFp8, kNotBf16, "its backward pass computes in bf16", "give --precision=bf16"},
     {kSoftcap, kAttentionFp8, "the 8-bit kernel does not change scores", "give 0"},
     {kAttentionDropout, kAttentionFp8, "the 8-bit kernel does not change scores", "give 0"},
 
-    // Schedule and launch.
+    // Conflicts of the schedule and the launch.
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
     {kNccl, kCpu, "it connects GPUs", "give --device=cuda, or threads, tcp or mpi"},
@@ -227,7 +228,7 @@ absl::Status CheckConflicts(const ResolvedConfig& config) {
   if (Allowed(config)) return absl::OkStatus();
   TrainConfig given;
   const OptionTable table = TrainOptions(&given);
-  given = config.given();  // after the table has seen the defaults
+  given = config.given();  // set after the table has seen the defaults
   return CheckConflicts(kConflicts, config, table);
 }
 

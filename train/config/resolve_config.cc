@@ -53,7 +53,7 @@ absl::Status ResolvePrecision(const TrainConfig& c, const Launch& launch, Resolv
   return absl::OkStatus();
 }
 
-// Processes of a launcher are connected by NCCL if they have GPUs, else by sockets.
+// Chooses what connects a launcher's processes: NCCL if they have GPUs, else sockets.
 CommKind ChooseComm(CommChoice choice, bool cuda, bool launched) {
   switch (choice) {
     case CommChoice::kThreads:
@@ -94,8 +94,8 @@ absl::Status ResolveComm(const TrainConfig& c, const Launch& launch, ResolvedCon
                        " of this machine give --ranks alone");
 }
 
-// A machine that is asked for very many more threads than it has cores runs out of memory, or of
-// threads. `ranks`: of this process.
+// Refuses many more threads than the machine has cores, because it would run out of memory or
+// threads. `ranks` is the number of ranks in this process.
 absl::Status CheckThreads(const ResolvedConfig& config, int ranks, int cores) {
   constexpr int64_t kMostOfACore = 64;
   const int64_t most = kMostOfACore * cores, threads = config.threads;
@@ -137,8 +137,8 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
   return CheckThreads(*config, 1, launch.cores);
 }
 
-// --strategy=tp and tp+sp say of all ranks that share a sequence what --tp says of some of them,
-// and may be given their number as --sp.
+// Resolves the mesh. --strategy=tp and tp+sp put all ranks of a sequence into one tensor-parallel
+// group. --sp may then give the size of that group.
 absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   if (config->ranks % c.pp != 0) {
     return InvalidOption("pp", "must be a divisor of the number of ranks, ", config->ranks,
@@ -147,7 +147,7 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   const bool all_tensor = IsTensorParallel(c.strategy);
   const int64_t tp = all_tensor || c.tp == -1 ? 1 : c.tp;
   const char* const of = c.pp > 1 ? " of a stage of --pp, " : ", ";
-  int64_t ranks = config->ranks / c.pp;  // of a stage
+  int64_t ranks = config->ranks / c.pp;  // ranks of a stage
   if (ranks % tp != 0) {
     return InvalidOption("tp", "must be a divisor of the number of ranks", of, ranks, "; got ",
                          c.tp, "; give other --ranks");
@@ -182,12 +182,13 @@ absl::StatusOr<Pretrained> FindPretrainedOption(const std::string& folder) {
   return InvalidOption("model", found.status().message());
 }
 
-// The model that c->model names; a file's name is replaced by what it holds, so that the
-// configuration stands alone. A folder with weights stays what it is: they are too large.
+// Reads the model that c->model names. The content of a file replaces its name, so that the
+// configuration stands alone. The name of a folder with weights stays, because weights are too
+// large.
 absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
                                       std::optional<Pretrained>* pretrained,
                                       std::string* lost_folder) {
-  std::error_code error;  // an error means: not a folder
+  std::error_code error;  // on an error the path is not a folder
   if (c->model.empty()) {
     return InvalidOption("model", "must not be empty; give a preset: ", ModelPresetNames());
   }
@@ -201,8 +202,8 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
     model = (*pretrained)->model;
   } else if (c->resume && c->model[0] == '/' && !std::filesystem::exists(c->model, error) &&
              HoldsCheckpoints(ResolvePath(c->out))) {
-    // The folder that the run began with is gone. Its checkpoint has the weights, and says of which
-    // model.
+    // The folder that the run began with is gone. The checkpoint has the weights and describes
+    // their model.
     *lost_folder = c->model;
     *name = std::filesystem::path(c->model).filename().string();
     BURST_ASSIGN_OR_RETURN(const CheckpointInfo info,
@@ -245,7 +246,7 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
   return model;
 }
 
-// The ranks of a group of burst+ulysses: as many as divide the ranks and the heads.
+// Sets the size of a burst+ulysses group: the largest number that divides the ranks and the heads.
 void ResolveUlysses(const TrainConfig& c, ResolvedConfig* config) {
   if (c.strategy != Strategy::kBurstUlysses) return;
   const int64_t kv_heads = c.head_chunk > 0 ? c.head_chunk : config->model.WithDefaults().kv_heads;
@@ -253,7 +254,7 @@ void ResolveUlysses(const TrainConfig& c, ResolvedConfig* config) {
   config->ulysses = static_cast<int>(c.ulysses != -1 ? c.ulysses : most);
 }
 
-// 0: no multiple of 16 divides seqlen.
+// Returns the default chunk, or 0 if no multiple of 16 divides seqlen.
 int64_t DefaultExactChunk(int64_t seqlen) {
   constexpr int64_t kStep = 16, kMost = 8192, kLeastChunks = 8;
   int64_t smallest = 0, largest = 0;
@@ -285,7 +286,7 @@ absl::Status ResolveExact(const TrainConfig& c, ResolvedConfig* config) {
                        sequences, " sequences; give less");
 }
 
-// "12" or "10-12".
+// Reads --profile_steps: "12" or "10-12".
 absl::Status ResolveProfile(const TrainConfig& c, ResolvedConfig* config) {
   if (c.profile_steps.empty()) return absl::OkStatus();
   const std::vector<std::string> ends = absl::StrSplit(c.profile_steps, '-');
@@ -302,9 +303,9 @@ absl::Status ResolveProfile(const TrainConfig& c, ResolvedConfig* config) {
   return absl::OkStatus();
 }
 
-// A double ring where the option says so, or where the launcher's processes are on several hosts
-// and a sequence's are on several of them, with the same number on each. A group of tensor
-// parallelism is one rank of a sequence.
+// Makes a double ring if the option asks for it. It also makes one if a sequence's ranks are on
+// several hosts with the same number of ranks on each. A group of tensor parallelism is one rank of
+// a sequence.
 absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
   const int sp = config->mesh.sequence, tp = config->mesh.tensor;
   if (c.ranks_per_node == -1) {
@@ -356,7 +357,7 @@ absl::StatusOr<DeviceType> ResolveDevice(DeviceChoice choice, int gpus) {
 }
 
 absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Launch& launch) {
-  TrainConfig c = given;  // with absolute paths, and with the JSON in place of a model's file
+  TrainConfig c = given;  // gets absolute paths, and the JSON in place of a model's file
   BURST_RETURN_IF_ERROR(TrainOptions(&c).CheckBounds());
   BURST_RETURN_IF_ERROR(CheckProducts(c));
   if (c.data.empty()) {

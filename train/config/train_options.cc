@@ -1,4 +1,4 @@
-// The table of options of //train, a row for each field of TrainConfig.
+// The table of options of //train. It has a row for each field of TrainConfig.
 #include "absl/strings/str_cat.h"
 #include "train/config/config.h"
 #include "train/config/conflicts.h"
@@ -9,7 +9,7 @@ namespace {
 // A resumed run may change how long, how fast and on which devices it trains, and what it prints.
 // With another value of any other option it would be another run.
 //
-// The processes of a job must have equal values, but of rows with another scope.
+// The processes of a job must have equal values, except in rows with another scope.
 
 void AddDataOptions(TrainConfig* c, OptionTable* t) {
   t->Group("data");
@@ -73,7 +73,7 @@ void AddModelOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Add a learned logit of each query head to the softmax of attention. false: as the "
           "model says.");
-  // What a file of an earlier version, or a run's config.json, may say.
+  // A file of an earlier version, or a run's config.json, may name these options.
   for (const char* key : {"dropout", "attention_dropout", "attention_softcap", "attention_sinks"}) {
     t->Renamed(key, absl::StrCat("model.", key));
   }

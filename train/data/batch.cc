@@ -27,7 +27,7 @@ absl::StatusOr<SequenceSampler> SequenceSampler::Create(const TokenSpan& span,
 
 SequenceSampler::SequenceSampler(const TokenSpan& span, const Options& options)
     : span_(span), options_(options) {
-  // One sequence fewer than fit, where there are several, leaves room for the phase.
+  // Taking one sequence fewer than fit, where there are several, leaves room for the phase.
   per_epoch_ = std::max<int64_t>(1, max_evaluation() - 1);
   phases_ = span.size() - per_epoch_ * options.seqlen;
 }
@@ -113,7 +113,8 @@ absl::Status SequenceSampler::AddSequence(int64_t start, GlobalBatch* batch) con
 }
 
 absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab) {
-  // Targets are the next tokens, or -1. As unsigned numbers, negative tokens are too large as well.
+  // Targets are the next tokens, or -1. Read as unsigned numbers, negative tokens are too large,
+  // too.
   uint32_t largest = 0;
   for (int32_t token : batch.tokens) largest = std::max(largest, static_cast<uint32_t>(token));
   for (int32_t target : batch.targets) {
@@ -131,7 +132,7 @@ SequenceBatch SliceForRank(const GlobalBatch& batch,
   BURST_CHECK_EQ(shard.seqlen(), batch.seqlen);
   const std::vector<int32_t>& columns = shard.local_positions();
   const Shape shape = {batch.batch, static_cast<int64_t>(columns.size())};
-  // One tensor of all three, so that one copy takes them to a GPU.
+  // One tensor holds all three, so that one copy takes them to a GPU.
   const Tensor host = Tensor::Empty({3, shape[0], shape[1]}, DType::kInt32);
   int32_t* out = host.data<int32_t>();
   for (const std::vector<int32_t>* all : {&batch.tokens, &batch.positions, &batch.targets}) {

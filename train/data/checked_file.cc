@@ -164,7 +164,7 @@ absl::Status CheckedFileWriter::Finish(int64_t payload_bytes, absl::string_view 
     constexpr int64_t kBlocksAtOnce = 16;  // 1 MiB
     const int64_t blocks = static_cast<int64_t>(checksums.size());
     std::mutex mutex;
-    absl::Status first;  // error
+    absl::Status first;  // the first error
     ParallelTasks((blocks + kBlocksAtOnce - 1) / kBlocksAtOnce, [&](int64_t task) {
       std::vector<char> buffer(kBlock);
       absl::Status status;

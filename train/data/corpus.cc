@@ -32,7 +32,7 @@ std::string Describe(const Sources& sources, const TrainingData& data) {
                          what, Thousands(data.vocab));
 }
 
-// The tokens that surround the documents of shards.
+// Returns the tokens that surround the documents of shards.
 absl::StatusOr<Tokenizer::Marks> MarksOf(const ShardData& shards, const Tokenizer& tokenizer) {
   constexpr int64_t kLookedAt = 1 << 16;
   Tokenizer::Marks marks;

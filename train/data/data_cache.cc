@@ -30,7 +30,7 @@ absl::Status InFolder(const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("--data_cache: ", status.message()));
 }
 
-// Whether a file of the cache could be called so. The folder may hold others' files, too.
+// Returns whether a file of the cache could have this name. The folder may hold other files, too.
 bool IsName(absl::string_view name) {
   const auto is_digit = [](char c) { return ('0' <= c && c <= '9') || ('a' <= c && c <= 'f'); };
   return name.size() == 32 && std::all_of(name.begin(), name.end(), is_digit);
@@ -72,7 +72,8 @@ absl::StatusOr<std::unique_ptr<const CheckedFile>> DataCache::Get(absl::string_v
   const auto open = [&]() -> absl::StatusOr<std::unique_ptr<const CheckedFile>> {
     BURST_ASSIGN_OR_RETURN(auto file, CheckedFile::Open(path));
     BURST_RETURN_IF_ERROR(check(*file));
-    utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // used now; without permission it ages
+    // Marks the file as used now; without permission its time stays.
+    utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
     return file;
   };
   const auto to_make = [](const absl::Status& status) {
@@ -100,7 +101,7 @@ absl::StatusOr<std::unique_ptr<const CheckedFile>> DataCache::Get(absl::string_v
   return file;
 }
 
-// Under the lock of the name.
+// Makes the file. The caller holds the lock of the name.
 absl::Status DataCache::MakeFile(const std::string& name, const Make& make) const {
   RemoveLeftovers(name);
   auto writer = CheckedFileWriter::Create(Path(name, kTemporary));
@@ -114,8 +115,8 @@ absl::Status DataCache::MakeFile(const std::string& name, const Make& make) cons
                                     [&](int64_t bytes) { progress.Add(bytes); }));
 }
 
-// Removes leftovers of killed processes: files of this name, and of other names that no process
-// makes now.
+// Removes leftovers of killed processes: files of this name, and files of other names that no
+// process is making.
 void DataCache::RemoveLeftovers(const std::string& name) const {
   for (const fs::path& file : FilesIn(folder_)) {
     const std::string file_name = file.filename().string();
@@ -132,8 +133,8 @@ void DataCache::RemoveLeftovers(const std::string& name) const {
   }
 }
 
-// Removes all files but the kKept that were used last. A process that reads a removed file keeps it
-// until it ends.
+// Removes all files except the kKept that were used last. A process that reads a removed file keeps
+// it until it ends.
 void DataCache::RemoveOldest() const {
   std::vector<std::pair<fs::file_time_type, fs::path>> files;
   std::error_code error;

@@ -19,23 +19,23 @@ namespace burst {
 namespace {
 
 // A part of a file, from the cut at or after `begin` to the cut at or after `end`. A cut is before
-// an ASCII character, or at the end of the file: characters are whole, and what is normalized does
-// not reach across it.
+// an ASCII character, or at the end of the file. So characters are whole, and normalization does
+// not reach across a cut.
 struct Piece {
   const SourceFile* file = nullptr;
   int64_t begin = 0, end = 0;
-  PieceLines lines;  // from cut to cut
+  PieceLines lines;  // lines from cut to cut
 };
 
-// A piece's tokens, made without knowing where the pieces before it ended.
+// The tokens of a piece, computed without knowing where the pieces before it ended.
 struct Result {
   EncodedPiece encoded;
-  // In bytes of normalized text from the piece's first cut: where its tokens were taken to begin
-  // (-1: unknown); and from its last cut: where they end.
+  // begin is where the piece's tokens were taken to begin, in bytes of normalized text from its
+  // first cut (-1: unknown). end is where they end, counted from its last cut.
   int64_t begin = -1, end = 0;
 };
 
-// One thread's.
+// The state of one thread.
 struct Worker {
   explicit Worker(const Tokenizer& tokenizer) {
     if (tokenizer.of_file() != nullptr) {
@@ -43,7 +43,7 @@ struct Worker {
     }
   }
 
-  std::unique_ptr<FileEncoder> encoder;  // null for bytes and characters
+  std::unique_ptr<FileEncoder> encoder;  // null for tokenizers of bytes and of characters
   std::optional<InputFile> input;
   const SourceFile* open = nullptr;
 };
@@ -71,8 +71,8 @@ class DocumentEncoder {
   using Body = std::function<absl::Status(int64_t number, Worker& worker)>;
   static constexpr int64_t kBefore = 1 << 12;    // bytes before a piece in which its pieces of text
                                                  // come into step with those of the piece before it
-  static constexpr int64_t kStep = 1 << 16;      // bytes by which text is read on
-  static constexpr int64_t kFarthest = 1 << 20;  // bytes behind a piece that are looked at early
+  static constexpr int64_t kStep = 1 << 16;      // bytes that are read at a time
+  static constexpr int64_t kFarthest = 1 << 20;  // the most bytes after a piece that are read early
 
   absl::Status ForEachPiece(const Body& body);
   absl::StatusOr<std::string> Read(const SourceFile& file, int64_t begin, int64_t end,
@@ -90,10 +90,10 @@ class DocumentEncoder {
   Progress* const progress_;
   const int64_t before_, step_;
   std::vector<Piece> pieces_;  // in order
-  std::mutex mutex_;           // of what follows
+  std::mutex mutex_;           // guards the fields below
   std::condition_variable turn_;
   int64_t next_ = 0;  // the piece whose turn it is
-  int64_t end_ = 0;   // of the tokens of the piece before it, from its last cut
+  int64_t end_ = 0;   // where the previous piece's tokens end, from its last cut
   bool stopped_ = false;
 };
 
@@ -129,7 +129,7 @@ absl::StatusOr<std::string> DocumentEncoder::Read(const SourceFile& file, int64_
   return text;
 }
 
-// The first cut at or after a place of a file.
+// Returns the first cut at or after a place of a file.
 absl::StatusOr<int64_t> DocumentEncoder::Cut(const SourceFile& file, int64_t at,
                                              Worker* worker) const {
   if (at <= 0) return 0;
@@ -151,16 +151,16 @@ absl::Status DocumentEncoder::Survey(Piece* piece, Worker* worker) {
   return absl::OkStatus();
 }
 
-// The tokens that begin between the cuts of a piece. `begin`: where, in bytes of normalized text
-// from the first cut, a piece of text is known to end; -1: that is found out by beginning earlier.
-// `state` is that before the first cut.
+// Returns the tokens that begin between the cuts of a piece. `begin` is where a piece of text is
+// known to end, in bytes of normalized text from the first cut. With -1, the function finds it by
+// beginning earlier. `state` is the state before the first cut.
 absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t begin,
                                                    const LineState& state, Worker* worker) const {
   const SourceFile& file = *piece.file;
   const bool early = begin < 0;
   BURST_ASSIGN_OR_RETURN(const int64_t first, Cut(file, piece.begin, worker));
   BURST_ASSIGN_OR_RETURN(const int64_t last, Cut(file, piece.end, worker));
-  std::string text;  // normalized; each part of it by itself
+  std::string text;  // normalized text; each part is normalized by itself
   const auto append = [&](int64_t from, int64_t to) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const std::string bytes, Read(file, from, to, worker));
     worker->encoder->AppendNormalized(bytes, /*begins=*/from == 0, &text);
@@ -179,7 +179,7 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
   result.encoded.bytes = last - first;
   // The cuts of a file's last pieces may all be its end.
   result.encoded.ends_file = piece.end == file.identity.bytes;
-  if (!early && begin_at + begin >= end_at) {  // a piece of text covers all of this one
+  if (!early && begin_at + begin >= end_at) {  // one piece of text covers all of this piece
     result.begin = begin;
     result.end = begin_at + begin - end_at;
     return result;
@@ -214,11 +214,11 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
       result.end = static_cast<int64_t>(end) - end_at;
       break;
     }
-    // Left to the piece's turn, when it is known whether it is needed.
+    // The rest waits for the piece's turn, when it is known whether it is needed.
     if (early && known - last > kFarthest) return Result();
   }
 
-  // The places where documents start.
+  // The positions where documents start.
   std::vector<int64_t>& starts = result.encoded.starts;
   if (piece.begin == 0) starts.push_back(0);
   if (format_.documents != DocumentsAre::kBlankLines) return result;
@@ -254,20 +254,21 @@ absl::Status DocumentEncoder::EncodeLine(absl::string_view line, Worker* worker,
   return worker->encoder->Encode(text, &encoded->tokens);
 }
 
-// The lines that begin in a piece.
+// Returns the tokens of the lines that begin in a piece.
 absl::StatusOr<Result> DocumentEncoder::EncodeLines(const Piece& piece, Worker* worker) const {
   const SourceFile& file = *piece.file;
   Result result;
   result.encoded.bytes = piece.end - piece.begin;
   result.encoded.ends_file = piece.end == file.identity.bytes;
-  // From the byte before the piece, which may end a line.
+  // Reading begins at the byte before the piece, which may end a line.
   const int64_t origin = std::max<int64_t>(0, piece.begin - 1);
   int64_t known = piece.end;
   BURST_ASSIGN_OR_RETURN(std::string text, Read(file, origin, known, worker));
   size_t at = 0;
   if (piece.begin > 0) {
     at = text.find('\n');
-    if (at == std::string::npos) return result;  // all of it is of a line that began before
+    // The whole piece belongs to a line that began before it.
+    if (at == std::string::npos) return result;
     ++at;
   }
   while (origin + static_cast<int64_t>(at) < piece.end) {
@@ -295,7 +296,7 @@ absl::StatusOr<Result> DocumentEncoder::EncodeLines(const Piece& piece, Worker* 
 
 absl::Status DocumentEncoder::Run(const std::function<absl::Status(const EncodedPiece&)>& sink) {
   const bool lines = format_.documents == DocumentsAre::kJsonLines;
-  std::vector<LineState> states(pieces_.size());  // before each piece
+  std::vector<LineState> states(pieces_.size());  // the state before each piece
   if (format_.documents == DocumentsAre::kBlankLines) {
     BURST_RETURN_IF_ERROR(ForEachPiece(
         [&](int64_t number, Worker& worker) { return Survey(&pieces_[number], &worker); }));

@@ -79,7 +79,7 @@ class ShardCorpus : public Corpus {
   absl::Status Read(int64_t begin, int64_t count, int32_t* out) const override {
     BURST_CHECK(0 <= begin && begin + count <= size_)
         << "tokens [" << begin << ", " << begin + count << ") of " << size_;
-    // The last shard that begins at or before `begin`; shards behind it may be empty.
+    // Finds the last shard that begins at or before `begin`. Shards after it may be empty.
     size_t shard = std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin();
     for (--shard; count > 0; ++shard) {
       const int64_t offset = begin - begins_[shard];
@@ -120,7 +120,7 @@ class ShardCorpus : public Corpus {
   }
 
  private:
-  // "50257 at position 41": the first token of a shard that is not below `vocab`.
+  // Describes the first token of a shard that is not below `vocab`, such as "50257 at position 41".
   std::string FirstFrom(size_t shard, int64_t vocab) const {
     constexpr int64_t kAtOnce = 1 << 16;
     std::vector<int32_t> tokens(kAtOnce);
@@ -136,7 +136,7 @@ class ShardCorpus : public Corpus {
 
   const std::string option_;
   const std::vector<Shard> shards_;
-  std::vector<int64_t> begins_;  // of each shard, in the stream
+  std::vector<int64_t> begins_;  // position of each shard in the stream
   int64_t size_ = 0;
   ShardScan scan_;
 };

@@ -16,10 +16,10 @@
 namespace burst {
 namespace {
 
-constexpr int32_t kMagic[] = {20240520, 20240801};  // of tokens of 16 and 32 bits
+constexpr int32_t kMagic[] = {20240520, 20240801};  // for tokens of 16 and of 32 bits
 constexpr int32_t kVersion[] = {1, 7};
 
-// InvalidArgument that says what is wrong.
+// Reads the header. An InvalidArgument error says what is wrong with it.
 absl::StatusOr<ShardHeader> ReadHeader(const InputFile& file) {
   const auto invalid = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat(file.path(), ": ", what...));
@@ -60,11 +60,11 @@ absl::StatusOr<ShardHeader> ReadHeader(const InputFile& file) {
   return header;
 }
 
-// Tokens [begin, begin + count) of a shard, and where they are in the stream.
+// Tokens [begin, begin + count) of a shard, and their position in the stream.
 struct Piece {
   size_t shard;
   int64_t begin, count, position;
-  uint64_t hash = 0;  // of its tokens as int32
+  uint64_t hash = 0;  // hash of its tokens as int32
 };
 
 }  // namespace

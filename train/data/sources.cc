@@ -18,7 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether all files have a name that ends so. InvalidArgument where only some do.
+// Returns whether the names of all files end with `end`. It is an InvalidArgument error if only
+// some do.
 absl::StatusOr<bool> AllEnd(const std::vector<SourceFile>& files, const std::string& path,
                             absl::string_view end) {
   const auto is_one = [&](const SourceFile& file) { return absl::EndsWith(file.path, end); };
@@ -38,7 +39,7 @@ absl::StatusOr<std::vector<std::string>> FilesOfFolder(const std::string& folder
   std::vector<std::string> files;
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error), end;
-  fs::path path = folder;  // what an error is about: a folder is opened after it was seen
+  fs::path path = folder;  // the path that an error names; a folder is opened after it was seen
   for (; !error && it != end; it.increment(error)) {
     path = it->path();
     if (absl::StartsWith(path.filename().string(), ".")) {

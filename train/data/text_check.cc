@@ -31,8 +31,8 @@ struct Signature {
   const char* advice;
 };
 
-// The formats' own specifications say these bytes; those that texts could begin with are longer
-// than their magic number.
+// These bytes come from the formats' own specifications. Signatures that texts could begin with are
+// longer than the magic number.
 constexpr Signature kSignatures[] = {
     {0, "\x1f\x8b\x08"sv, "gzip", "unpack it first, with gunzip"},
     {0, "\x28\xb5\x2f\xfd"sv, "zstd", "unpack it first, with zstd -d"},
@@ -79,13 +79,13 @@ bool HasAt(absl::string_view text, size_t at, std::string_view bytes) {
          std::memcmp(text.data() + at, bytes.data(), bytes.size()) == 0;
 }
 
-// bzip2: "BZh", the size of a block, and the first block's number.
+// Recognizes bzip2: "BZh", the size of a block, and the first block's number.
 bool IsBzip2(absl::string_view text) {
   return text.size() >= 10 && HasAt(text, 0, "BZh"sv) && text[3] >= '1' && text[3] <= '9' &&
          HasAt(text, 4, "1AY&SY"sv);
 }
 
-// safetensors: the length of a JSON object, and it.
+// Recognizes safetensors: the length of a JSON object, and the object.
 bool IsSafetensors(absl::string_view text) {
   if (text.size() < 9 || text[8] != '{') return false;
   uint64_t length = 0;
@@ -102,16 +102,16 @@ absl::Status NotText(absl::string_view path, absl::string_view what, absl::strin
       absl::StrCat(path, " must be text in UTF-8; got ", what, "; ", advice));
 }
 
-// The statistics of samples of a file.
+// Statistics of samples of a file.
 struct Sample {
   std::string beginning;
   int64_t bytes = 0, not_utf8 = 0;
   int64_t nuls = 0, nuls_at_odd = 0, first_nul = -1;
 
-  // A block of it that begins at `offset`. `cut_end`: the file goes on.
+  // Adds a block that begins at `offset`. `cut_end` says that the file goes on after it.
   void Add(int64_t offset, absl::string_view text, bool cut_end) {
     size_t at = 0;
-    if (offset > 0) {  // the end of a character
+    if (offset > 0) {  // skips the end of a character
       while (at < std::min<size_t>(3, text.size()) && ContinuesCharacter(text[at])) ++at;
     }
     bytes += static_cast<int64_t>(text.size());
@@ -174,8 +174,8 @@ absl::Status CheckBytes(const std::string& path, const Sample& sample) {
 
 enum class JsonForm { kNone, kList, kRecords };
 
-// Whether a text begins with a list of objects, or with an object that has the key `field` before
-// anything else is nested in it.
+// Recognizes a text that begins with a list of objects, or with an object that has the key `field`
+// before anything is nested in it.
 JsonForm JsonOf(absl::string_view text, const std::string& field) {
   text = absl::StripLeadingAsciiWhitespace(text);
   const bool list = absl::ConsumePrefix(&text, "[");
@@ -219,7 +219,7 @@ absl::Status CheckIsText(const Sources& sources, bool any_bytes, const std::stri
     all_json &= kind != JsonForm::kNone;
     if (json_file == nullptr) json_file = &file, json = kind;
   }
-  // Among other files, JSON is a text like any program's source.
+  // Between files of other kinds, JSON is a text like a program's source.
   if (json_file == nullptr || !all_json) return absl::OkStatus();
   return sources.Error(
       json == JsonForm::kList

@@ -23,7 +23,8 @@ using Json = nlohmann::json;
 // The version of the encoding. Increase it when the tokens or the file's format change.
 constexpr int kVersion = 3;
 
-// The tokenizer of a file is not described: it is given, and part of the file's name.
+// The description leaves out the tokenizer of a file, which is given and part of the cache file's
+// name.
 std::string Describe(const EncodedTexts& texts) {
   const bool given = texts.tokenizer.of_file() != nullptr;
   Json json = {{"version", kVersion},
@@ -84,16 +85,16 @@ class TextCorpus : public Corpus {
   }
 
   int64_t size() const override { return text_.tokens; }
-  // The end of text is a document's last token here.
+  // There is no separator, because the end of text is a document's last token here.
   int32_t separator() const override { return -1; }
-  // The file holds all parts of the data; where this one lies tells which part it is.
+  // The file holds all parts of the data, so the digest includes this part's place.
   uint64_t digest() const override {
     const uint64_t place[] = {file_->checksum(), static_cast<uint64_t>(text_.tokens_at),
                               static_cast<uint64_t>(text_.tokens)};
     return XXH3_64bits(place, sizeof(place));
   }
   int64_t second_document() const override { return second_document_; }
-  // The model's vocabulary holds the tokenizer's.
+  // Nothing needs a check: the model's vocabulary holds the tokenizer's.
   absl::Status CheckVocab(int64_t) const override { return absl::OkStatus(); }
 
   absl::Status Read(int64_t begin, int64_t count, int32_t* out) const override {
@@ -138,7 +139,7 @@ class TextCorpus : public Corpus {
     return start;
   }
 
-  // The number of the first start at or after `position`.
+  // Returns the number of the first start at or after `position`.
   absl::StatusOr<int64_t> FirstStartFrom(int64_t position) const {
     int64_t first = 0, last = text_.starts;
     while (first < last) {
@@ -167,7 +168,7 @@ absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources
   if (vocabulary != nullptr) kind = vocabulary->kind();
   const Tokenizer* const of_file =
       vocabulary != nullptr && vocabulary->of_file() != nullptr ? vocabulary : nullptr;
-  // A tokenizer's file is part of the name: the same path may hold another one tomorrow.
+  // A tokenizer's file is part of the name: the same path may hold another tokenizer tomorrow.
   const std::string tokenizer = vocabulary != nullptr            ? vocabulary->ToJson()
                                 : kind == Tokenizer::Kind::kByte ? "byte"
                                                                  : "char";

@@ -24,41 +24,41 @@
 namespace burst {
 namespace {
 
-constexpr int64_t kOverlap = 3;  // bytes of a character after its first
+constexpr int64_t kOverlap = 3;  // the most bytes of a character after its first
 
 // Bytes [offset, offset + bytes) of a file. If a cut is inside a character, the piece has the
 // characters that begin in it.
 struct Piece {
-  int part = 0;  // number of the source
+  int part = 0;  // the source's number
   const SourceFile* file = nullptr;
   int64_t offset = 0, bytes = 0;
   bool last_of_file = false;
 
-  // The results of the survey.
-  int64_t skipped = 0;  // bytes at the beginning that go on with a character
-  int64_t overrun = 0;  // bytes behind the end that belong to the last character
+  // The survey sets these fields.
+  int64_t skipped = 0;  // bytes at the beginning that continue a character
+  int64_t overrun = 0;  // bytes after the end that belong to the last character
   int64_t characters = 0;
-  int64_t bad_byte = -1;  // offset in the file of what is not UTF-8
+  int64_t bad_byte = -1;  // offset in the file of the first byte that is not UTF-8
   PieceLines lines;
 
-  // What follows.
-  int64_t position = 0;  // of its first token in the part
+  // Place sets these fields.
+  int64_t position = 0;  // position of its first token in the part
   LineState state;       // before it
 };
 
 struct Part {
   const Sources* sources = nullptr;
-  int64_t files = 0;  // that are not empty
+  int64_t files = 0;  // number of files that are not empty
   bool split_at_blank_lines = false;
 };
 
-// The buffers of one thread.
+// Buffers of one thread.
 struct Worker {
   std::vector<char> text;
   std::vector<uint16_t> tokens;
   std::vector<int64_t> starts;
   std::vector<char> seen;  // [kCodePoints], or empty
-  uint32_t largest = 0;    // that was seen
+  uint32_t largest = 0;    // the largest character that was seen
   std::optional<InputFile> input;
   const SourceFile* open = nullptr;
 };
@@ -87,13 +87,13 @@ class TextEncoder {
   const bool characters_;
   const Tokenizer* const given_;  // null: the texts make the vocabulary
   CheckedFileWriter* const payload_;
-  bool separates_ = false;  // documents, by the end-of-text
+  bool separates_ = false;  // whether end-of-text separates documents
   std::vector<Part> parts_;
   std::vector<Piece> pieces_;  // in the order of the tokens
   int64_t bytes_ = 0;
   std::optional<Progress> progress_;
-  std::atomic<int64_t> bad_piece_{std::numeric_limits<int64_t>::max()};  // one of the bad ones
-  std::mutex mutex_;                                                     // of what follows
+  std::atomic<int64_t> bad_piece_{std::numeric_limits<int64_t>::max()};  // a piece with a bad byte
+  std::mutex mutex_;                                                     // guards the fields below
   std::vector<bool> seen_ = std::vector<bool>(kCodePoints);
   std::condition_variable turn_;
   int64_t next_starts_ = 0;  // the piece whose document starts are appended next
@@ -192,7 +192,7 @@ absl::Status TextEncoder::Survey(int64_t number, Piece& piece, Worker& worker) {
       const uint32_t character = NextCodePoint(text, &at);
       if (character == kCodePoints) {
         piece.bad_byte = piece.offset + static_cast<int64_t>(start);
-        bad_piece_ = number;  // an earlier one will be found by CheckCharacters all the same
+        bad_piece_ = number;  // CheckCharacters finds an earlier one, too
         break;
       }
       worker.seen[character] = true;
@@ -206,12 +206,12 @@ absl::Status TextEncoder::Survey(int64_t number, Piece& piece, Worker& worker) {
   return absl::OkStatus();
 }
 
-// The first byte of all texts that is not UTF-8.
+// Returns the error of the first byte of all texts that is not UTF-8.
 absl::Status TextEncoder::CheckCharacters() const {
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Piece& piece = pieces_[i];
     int64_t bad_byte = piece.bad_byte;
-    // A byte that should go on with a character, but there is none.
+    // This byte should continue a character, but none began before it.
     const int64_t overrun = piece.offset == 0 ? 0 : pieces_[i - 1].overrun;
     if (piece.skipped > overrun) bad_byte = piece.offset + overrun;
     if (bad_byte < 0) continue;
@@ -248,7 +248,7 @@ void TextEncoder::Place(EncodedTexts* result) {
     if (piece.last_of_file && separates_) ++tokens;
   }
   for (EncodedText& part : result->parts) {
-    constexpr int64_t kAlign = 8;  // of the starts behind the tokens
+    constexpr int64_t kAlign = 8;  // alignment of the starts, which follow the tokens
     part.tokens_at = result->payload_bytes;
     result->payload_bytes += (2 * part.tokens + kAlign - 1) / kAlign * kAlign;
   }
@@ -273,7 +273,8 @@ absl::Status TextEncoder::EncodePiece(int64_t number, const Piece& piece, Worker
   for (size_t at = static_cast<size_t>(piece.skipped); at < end;) {
     if (characters_) {
       const uint32_t character = NextCodePoint(text, &at);
-      // Only if the file is being changed, which Sources::Open finds, or the next start.
+      // This happens only if the file is being changed, which Sources::Open finds, or the next
+      // start.
       if (character == kCodePoints) return part.sources->Error(NotUtf8(piece.offset));
       add(character, token_of_[character]);
     } else {
@@ -290,7 +291,8 @@ absl::Status TextEncoder::EncodePiece(int64_t number, const Piece& piece, Worker
   return AppendStarts(number, piece, worker.starts, result);
 }
 
-// In the order of the pieces: each waits for those before it, which other threads have taken.
+// Appends in the order of the pieces. Each waits for the pieces before it, which other threads have
+// taken.
 absl::Status TextEncoder::AppendStarts(int64_t number, const Piece& piece,
                                        const std::vector<int64_t>& starts, EncodedTexts* result) {
   std::unique_lock<std::mutex> lock(mutex_);

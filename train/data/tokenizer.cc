@@ -101,7 +101,7 @@ absl::StatusOr<Tokenizer> Tokenizer::OfTokenizerModel(std::string model) {
 
 absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
   namespace fs = std::filesystem;
-  std::error_code error;  // a path that cannot be followed is told of when it is read
+  std::error_code error;  // reading reports a path that cannot be followed
   const auto in_folder = [&](const char* name) { return (fs::path(path) / name).string(); };
   const auto named = [](const std::string& file, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
@@ -132,7 +132,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     }
   }
   BURST_ASSIGN_OR_RETURN(std::string text, ReadFile(file, kMaxTokenizerBytes));
-  // A JSON object begins with a brace, the fields of a protocol buffer with none.
+  // A JSON object begins with a brace. The fields of a protocol buffer do not.
   const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{");
   absl::StatusOr<Tokenizer> tokenizer = is_json || !absl::EndsWith(file, ".model")
                                             ? OfTokenizerJson(std::move(text))

@@ -16,7 +16,7 @@ int64_t FilesWithText(const Sources& sources) {
                        [](const SourceFile& file) { return file.identity.bytes > 0; });
 }
 
-// Writes tokens and starts one after the other.
+// Writes the tokens, then the starts.
 class PayloadWriter {
  public:
   PayloadWriter(EncodedTexts* texts, CheckedFileWriter* payload)
@@ -49,8 +49,8 @@ class PayloadWriter {
 // Puts the tokens of a source's documents into the payload, and notes where they start.
 class SourceWriter {
  public:
-  // `end_of_text`: the token after each document, or, of `split` texts, after the last one; -1:
-  // none.
+  // `end_of_text` is the token after each document, or in `split` texts after the last one. -1
+  // means no token.
   SourceWriter(PayloadWriter* writer, EncodedText* part, int32_t end_of_text, bool split)
       : writer_(writer), part_(part), end_of_text_(end_of_text), split_(split) {}
 
@@ -71,7 +71,7 @@ class SourceWriter {
 
   absl::Status Finish() {
     if (!starts_.empty() && end_of_text_ >= 0) BURST_RETURN_IF_ERROR(Write({end_of_text_}));
-    // A start behind the last token begins no document.
+    // A start after the last token does not begin a document.
     while (!starts_.empty() && starts_.back() >= part_->tokens) starts_.pop_back();
     writer_->Align();
     part_->starts_at = writer_->at();
@@ -108,7 +108,7 @@ absl::StatusOr<EncodedTexts> EncodeVocabularyTexts(const std::vector<const Sourc
                                                    CheckedFileWriter* payload,
                                                    const std::string& field, int64_t piece_bytes) {
   int64_t bytes = 0;
-  bool separates = false;  // documents, by the end-of-text
+  bool separates = false;  // whether end-of-text separates documents
   for (const Sources* source : sources) {
     for (const SourceFile& file : source->files) bytes += file.identity.bytes;
     const int64_t files = FilesWithText(*source);
@@ -149,7 +149,7 @@ absl::StatusOr<Tokenizer> TokenizerOfLines(const std::vector<const Sources*>& so
     }
     Progress progress("reading the characters", bytes);
     for (const Sources* source : sources) {
-      // The texts of a piece are whole, and UTF-8, as JSON is.
+      // The texts of a piece are whole, and they are UTF-8, as JSON is.
       const auto sink = [&](const EncodedPiece& piece) {
         const std::string text = Tokenizer::Byte(false).Decode(piece.tokens);
         for (size_t at = 0; at < text.size();) {

@@ -18,8 +18,8 @@ namespace {
 
 constexpr uint64_t kSamplingStream = uint64_t{0x5A3B1E} << 32;
 
-// The tokens go through the model, spread over the ranks. The logits [1, vocab] of the last one, on
-// all ranks, in host memory.
+// Runs the tokens, spread over the ranks, through the model. Returns the logits [1, vocab] of the
+// last token on all ranks, in host memory.
 absl::StatusOr<Tensor> Prefill(const Transformer& model, const GenerationRanks& ranks,
                                const std::vector<int32_t>& tokens, KvCache* cache) {
   BURST_ASSIGN_OR_RETURN(
@@ -34,7 +34,7 @@ absl::StatusOr<Tensor> Prefill(const Transformer& model, const GenerationRanks& 
                                /*targets=*/Tensor(), schedule};
   BURST_ASSIGN_OR_RETURN(Tensor logits,
                          model.NextTokenLogits(*ranks.attention, batch.To(model.device()), cache));
-  // One rank has them.
+  // One rank has the logits.
   BURST_ASSIGN_OR_RETURN(const std::vector<double> has, ranks.comm->AllGather(!logits.null()));
   const int owner = static_cast<int>(std::find(has.begin(), has.end(), 1) - has.begin());
   logits = logits.null() ? Tensor::Empty({1, model.config().vocab}, model.dtype())
@@ -50,8 +50,8 @@ int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& optio
   if (options.temperature == 0) {
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   }
-  // Likeliest first; equal logits in order of token, so that the choice is one function of its
-  // arguments.
+  // The likeliest token comes first. Equal logits are in order of token, so that the choice depends
+  // on the arguments alone.
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto likelier = [&](int32_t a, int32_t b) {
@@ -62,7 +62,8 @@ int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& optio
   std::partial_sort(order.begin(), order.begin() + choices, order.end(), likelier);
   order.resize(choices);
 
-  // Weights exp((l - max) / temperature); the inverse of their cumulative sum at a uniform number.
+  // The weights are exp((l - max) / temperature). The choice inverts their cumulative sum at a
+  // uniform number.
   std::vector<double> cumulative;
   double sum = 0;
   for (int32_t token : order) {
@@ -76,9 +77,9 @@ int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& optio
 }
 
 std::string CharacterStream::Append(absl::string_view text) {
-  constexpr size_t kMost = 4;  // bytes of a character
+  constexpr size_t kMost = 4;  // the most bytes of a character
   absl::StrAppend(&held_, text);
-  // The character that may be cut begins among the last bytes.
+  // A character that may be cut begins among the last bytes.
   size_t end = held_.size();
   for (size_t back = 1; back < kMost && back <= held_.size(); ++back) {
     const size_t at = held_.size() - back;
@@ -107,7 +108,7 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
   KvCache cache(model.config(), /*batch=*/1, model.dtype(), options.window, model.device(), comm);
   std::vector<int32_t> text = prompt;
   CharacterStream stream;
-  // The decision of rank 0: the next token, or -1 for the end.
+  // Returns rank 0's decision: the next token, or -1 for the end.
   const auto choose = [&](const Tensor& logits, int64_t index) {
     const int64_t both = std::min(tokenizer.vocab(), model.config().vocab);
     const std::vector<float> known = logits.View({-1}).Slice(0, 0, both).ToVector<float>();
@@ -116,16 +117,16 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
     if (ends || token == tokenizer.end_of_text()) return -1;
     const std::string characters = stream.Append(tokenizer.Decode({token}));
     if (characters.empty() || emit(characters)) return token;
-    stream.Rest();  // it is not needed
+    stream.Rest();  // the rest is not needed
     return -1;
   };
-  int64_t read = 0;  // tokens of the text that have been through the model
+  int64_t read = 0;  // tokens of the text that the model has read
   bool stopped = false;
   for (int64_t i = 0; i < options.tokens && !stopped; ++i) {
     int64_t length = static_cast<int64_t>(text.size());
     if (cache.length() + length - read > options.context) {
-      // Beyond the length that it was trained on, the model reads the end of the text again, into
-      // an empty cache.
+      // Beyond the length of its training, the model reads the end of the text again, into an empty
+      // cache.
       cache.Clear();
       read = length - std::min(length, std::max<int64_t>(1, options.context / 2));
     }

@@ -1,4 +1,4 @@
-// bazel run //train:generate: text from a checkpoint or a Hugging Face directory.
+// bazel run //train:generate: generates text from a checkpoint or a Hugging Face directory.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -44,11 +44,11 @@ namespace {
 
 constexpr int64_t kFfnChunk = 8192;  // tokens
 
-// Whether what the tokenizer puts before a text (BOS) comes before the prompt.
+// Whether the token that the tokenizer puts before a text (BOS) comes before the prompt.
 enum class Bos { kNo, kYes, kAuto };
 constexpr EnumName<Bos> kBos[] = {{Bos::kNo, "false"}, {Bos::kYes, "true"}, {Bos::kAuto, "auto"}};
 const char* Name(Bos bos) { return NameOf(bos, kBos); }
-absl::StatusOr<Bos> ParseBos(absl::string_view text) { return ParseName("choice", text, kBos); }
+absl::StatusOr<Bos> ParseBos(absl::string_view text) { return ParseName(text, kBos); }
 
 struct GenerateConfig {
   std::string checkpoint, prompt, prompt_file, tokenizer;
@@ -58,7 +58,7 @@ struct GenerateConfig {
   int64_t top_k = 0;
   int64_t seed = 1;
   int64_t ranks = -1;
-  TrainConfig train;  // the options that //train has too
+  TrainConfig train;  // options that //train has, too
 };
 
 OptionTable Options(GenerateConfig* c) {
@@ -113,7 +113,7 @@ struct Place {
   DeviceType device;
   DType dtype = DType::kFloat32;
   int ranks = 1;
-  int threads = 1;         // of each rank, on the CPU
+  int threads = 1;         // threads of each rank, on the CPU
   bool processes = false;  // a launcher's processes are the ranks; else threads
 };
 
@@ -155,18 +155,19 @@ absl::StatusOr<Place> FindPlace(const GenerateConfig& c, const Launch& launch) {
   return place;
 }
 
-// A model with weights: a checkpoint, or a Hugging Face directory.
+// The source of a model with weights: a checkpoint, or a Hugging Face directory.
 struct Source {
   std::string path;
   Pretrained pretrained;
   ModelConfig model;
   int64_t context = 0, window = 0;
-  std::string identity;  // of its weights
+  std::string identity;  // identity of the weights
 
   absl::Status Load(ParameterList* parameters) const {
     return LoadPretrained(pretrained, parameters);
   }
-  // An error of reading it, and, of a run's checkpoint, which other one is good.
+  // Completes an error of reading the source. For a run's checkpoint it adds which other checkpoint
+  // is good.
   absl::Status Unusable(const absl::Status& status) const {
     return WithAnotherCheckpoint(
         absl::Status(status.code(), absl::StrCat("--checkpoint: ", status.message())), path,
@@ -174,9 +175,10 @@ struct Source {
   }
 };
 
-// A folder of a run has checkpoints, and a config.json of another kind.
+// Tells a Hugging Face directory from a run's folder, which has checkpoints and another kind of
+// config.json.
 bool IsHuggingFaceDirectory(const std::filesystem::path& path) {
-  std::error_code error;  // a path that cannot be followed is told of when it is opened
+  std::error_code error;  // opening reports a path that cannot be followed
   return std::filesystem::is_directory(path, error) && !HoldsCheckpoints(path.string()) &&
          (std::filesystem::exists(path / "model.safetensors", error) ||
           std::filesystem::exists(path / "model.safetensors.index.json", error) ||
@@ -210,7 +212,7 @@ absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
   return source;
 }
 
-// The model's own, or the one that is given.
+// Returns the model's own tokenizer, or the given one.
 absl::StatusOr<Tokenizer> FindTokenizer(const GenerateConfig& c, const Source& source) {
   if (c.tokenizer.empty()) {
     absl::StatusOr<Tokenizer> own = TokenizerOf(source.pretrained);
@@ -241,7 +243,7 @@ absl::StatusOr<PromptRules> FindRules(const GenerateConfig& c, const Source& sou
   return rules;
 }
 
-// The prompt, of --prompt or --prompt_file.
+// Returns the prompt of --prompt or --prompt_file.
 absl::StatusOr<std::string> ReadPrompt(const GenerateConfig& c, bool one_process) {
   if (c.prompt_file.empty()) return c.prompt;
   if (c.prompt_file != "-") {
@@ -260,7 +262,7 @@ absl::StatusOr<std::string> ReadPrompt(const GenerateConfig& c, bool one_process
   return text;
 }
 
-// The prompt's tokens, all of which the model must have.
+// Returns the prompt's tokens. The model must have all of them.
 absl::StatusOr<std::vector<int32_t>> TokensOfPrompt(const std::string& prompt, const Source& source,
                                                     const Tokenizer& tokenizer,
                                                     const PromptRules& rules) {
@@ -297,7 +299,7 @@ void Warn(const Source& source, const Tokenizer& tokenizer, int64_t prompt_token
   }
 }
 
-// `processes`: where the ranks are processes, this one's; else null.
+// Generates. `processes` is this process's communicator if the ranks are processes, else null.
 absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* processes) {
   BURST_ASSIGN_OR_RETURN(const Source source, FindSource(c));
   BURST_ASSIGN_OR_RETURN(const Tokenizer tokenizer, FindTokenizer(c, source));
@@ -334,7 +336,7 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
                             /*parallel=*/{}, StateSharding::ValuesAlone()));
     const absl::Status loaded = source.Load(&model->parameters());
     if (!loaded.ok()) return source.Unusable(loaded);
-    // So that the memory of a long prompt does not grow with its tokens times ffn.
+    // Chunks keep the memory of a long prompt from growing with its tokens times ffn.
     ExecutionPlan execution;
     execution.ffn_chunk = kFfnChunk;
     model->SetExecution(execution);

@@ -19,9 +19,9 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-// Reads a JSON file of the directory; null if there is none.
+// Reads a JSON file of the directory. Returns null if the file is missing.
 absl::StatusOr<Json> ReadObject(const std::string& path) {
-  std::error_code error;  // what cannot be seen is told of when it is read
+  std::error_code error;  // reading reports a file that cannot be seen
   if (!fs::exists(path, error)) return Json();
   BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   absl::StatusOr<Json> json = ParseJson(text);
@@ -37,7 +37,7 @@ absl::Status BadField(const std::string& path, absl::string_view field, const Js
       absl::StrCat(path, ": ", field, " must be ", rule, "; got ", shown.substr(0, 60)));
 }
 
-// eos_token_id: a number, a list of them, or null.
+// Appends eos_token_id, which is a number, a list of numbers, or null.
 absl::Status AppendEnds(const std::string& path, std::vector<int32_t>* ends) {
   BURST_ASSIGN_OR_RETURN(const Json json, ReadObject(path));
   const Json value = json.is_null() ? json : json.value("eos_token_id", Json());
@@ -51,8 +51,8 @@ absl::Status AppendEnds(const std::string& path, std::vector<int32_t>* ends) {
   return absl::OkStatus();
 }
 
-// eos_token of tokenizer_config.json: "</s>", {"content": "</s>"} or null. A text that the
-// tokenizer has no token for ends nothing.
+// Appends eos_token of tokenizer_config.json: "</s>", {"content": "</s>"} or null. A text without a
+// token in the tokenizer does not end anything.
 absl::Status AppendEndToken(const std::string& path, const Json& config, const Tokenizer& tokenizer,
                             std::vector<int32_t>* ends) {
   Json value = config.is_null() ? config : config.value("eos_token", Json());
@@ -118,7 +118,7 @@ absl::StatusOr<PromptRules> RulesOfCheckpoint(const std::string& checkpoint,
   PromptRules rules;
   std::error_code error;
   const std::string companions = CompanionsOf(checkpoint);
-  // Bytes and characters are other tokens than those that the files number.
+  // Tokens of bytes and characters differ from the tokens that the files number.
   if (tokenizer.of_file() != nullptr && fs::is_directory(companions, error)) {
     BURST_ASSIGN_OR_RETURN(rules, ReadPromptRules(companions, tokenizer, with_begin));
   }

@@ -15,7 +15,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Fields that change no result of a model: what tokens are for, how others run or train it.
+// Returns the fields that change no result of a model. They say what tokens are for, or how other
+// programs run or train it.
 const std::set<std::string>& WithoutInfluence() {
   static const auto* fields = new std::set<std::string>{
       "_name_or_path", "_attn_implementation_autoset", "transformers_version", "tokenizer_class",
@@ -23,20 +24,20 @@ const std::set<std::string>& WithoutInfluence() {
       "label2id", "problem_type", "task_specific_params", "prefix", "use_cache", "return_dict",
       "output_attentions", "output_hidden_states", "torchscript", "gradient_checkpointing",
       "chunk_size_feed_forward",
-      // Slices of GEMMs, whose sum is the same.
+      // Slices of GEMMs do not change the sum.
       "pretraining_tp",
-      // For training: --model.dropout and --model.attention_dropout say it here.
+      // Dropout is for training; here --model.dropout and --model.attention_dropout set it.
       "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout",
       "initializer_range",
-      // For a classifier on top of GPT-2.
+      // These fields are for a classifier on top of GPT-2.
       "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-      // For GPT-2, another name of n_positions.
+      // In GPT-2 this is another name of n_positions.
       "n_ctx"};
   return *fields;
 }
 
-// Takes fields out of a JSON object, so that the remaining ones are unknown. The first error is
-// kept, and later values mean nothing. A null counts as a missing field.
+// Takes fields out of a JSON object, so that the remaining ones are unknown. It keeps the first
+// error; values read after an error have no meaning. A null counts as a missing field.
 class Fields {
  public:
   Fields(Json object, std::string prefix)
@@ -100,7 +101,7 @@ class Fields {
     return value;
   }
 
-  // A field that may have one value only.
+  // Takes a field that may have one value only.
   void MustBe(const std::string& key, const Json& only) {
     const Json value = Take(key);
     if (!value.is_null() && value != only) {
@@ -126,7 +127,7 @@ class Fields {
 
  private:
   Json object_;
-  const std::string prefix_;  // of the fields' names in messages
+  const std::string prefix_;  // stands before the fields' names in messages
   absl::Status status_;
 };
 
@@ -159,7 +160,7 @@ void ReadScaling(Fields& rope, const std::string& type, int64_t context, RopeSca
   }
 }
 
-// rope_theta and rope_scaling, or rope_parameters, in which newer versions have both.
+// Reads rope_theta and rope_scaling, or rope_parameters, where newer versions have both.
 absl::Status ReadRope(Fields& fields, ModelConfig* model) {
   model->rope_theta = fields.Real("rope_theta", 10000);
   fields.MustBe("partial_rotary_factor", 1.0);
@@ -187,7 +188,7 @@ absl::Status ReadRope(Fields& fields, ModelConfig* model) {
 
 // ---- The families.
 
-// layer_types names the attention of each layer; here all have the same.
+// Checks layer_types, which names the attention of each layer. All layers must have the same one.
 absl::Status CheckLayerTypes(Fields& fields, const HuggingFaceConfig& config) {
   const Json types = fields.Take("layer_types");
   if (types.is_null()) return fields.status();
@@ -201,14 +202,14 @@ absl::Status CheckLayerTypes(Fields& fields, const HuggingFaceConfig& config) {
   return fields.status();
 }
 
-// sliding_window: null means no window; without the field it is the family's.
+// Reads sliding_window. null means no window; a missing field means the family's window.
 int64_t ReadWindow(Fields& fields) {
   constexpr int64_t kFamilys = 4096;
   if (!fields.Names("sliding_window")) return kFamilys;
   return fields.Size("sliding_window", 0);
 }
 
-// Qwen: a window for the layers from max_window_layers on, if it is used at all.
+// Reads Qwen's window, which is for the layers from max_window_layers on, if it is used at all.
 void ReadQwenWindow(Fields& fields, HuggingFaceConfig* config) {
   const bool used = fields.Bool("use_sliding_window", false);
   const int64_t window = ReadWindow(fields);
@@ -238,7 +239,7 @@ absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceC
   m.qkv_bias = type == "qwen2";
   m.qk_norm = type == "qwen3";
   fields.MustBe("hidden_act", "silu");
-  fields.MustBe("attention_bias", false);  // it would be on the projection out, too
+  fields.MustBe("attention_bias", false);  // the output projection would have a bias, too
   fields.MustBe("mlp_bias", false);
   fields.MustBe("use_mrope", false);
   BURST_RETURN_IF_ERROR(fields.status());

@@ -41,8 +41,8 @@ absl::Status MakeFolder(const std::string& path) {
 // ---- Export.
 
 struct DTypeNames {
-  const char* option;  // as torch calls it
-  const char* format;  // as safetensors does
+  const char* option;  // torch's name
+  const char* format;  // safetensors' name
   int64_t bytes;
 };
 constexpr DTypeNames kDTypes[] = {
@@ -56,7 +56,7 @@ absl::StatusOr<DTypeNames> FindDType(const std::string& name) {
       absl::StrCat("--dtype: must be float32, bfloat16 or float16; got '", name, "'"));
 }
 
-// One tensor of the export: rows of a parameter.
+// One tensor of the export, which is rows of a parameter.
 struct Piece {
   ForeignTensor tensor;
   const Parameter* parameter = nullptr;
@@ -80,7 +80,7 @@ std::vector<Piece> Pieces(const ModelConfig& model, const std::vector<Parameter>
   return pieces;
 }
 
-// In the model's order, as many to a file as fit.
+// Divides the pieces into files, in the model's order. Each file takes as many as fit.
 std::vector<std::vector<Piece>> Files(std::vector<Piece> pieces, int64_t file_bytes) {
   std::vector<std::vector<Piece>> files(1);
   int64_t bytes = 0;
@@ -179,7 +179,8 @@ absl::Status WriteFile(const std::string& path, std::vector<Piece> pieces, const
   return writer.Commit();
 }
 
-// The config.json that a model came with, if it is still that model's; else one that is made.
+// Returns the config.json that the model came with, if it still describes the model. Otherwise it
+// makes a new one.
 absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::string& companions,
                                        const std::string& dtype) {
   HuggingFaceConfig config{info.model.WithDefaults(), info.window, dtype};

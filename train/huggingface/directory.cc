@@ -23,7 +23,7 @@ constexpr char kOneFile[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
 constexpr auto kFinite = SafetensorsFile::Numbers::kFinite;
 
-// to[i, j] = from[j, i]
+// Sets to[i, j] = from[j, i].
 void Transpose(const Tensor& from, const Tensor& to) {
   const int64_t rows = to.dim(0), cols = to.dim(1);
   DispatchFloat(to.dtype(), [&](auto zero) {
@@ -40,7 +40,7 @@ void Transpose(const Tensor& from, const Tensor& to) {
   });
 }
 
-// The files that an index names, each once.
+// Returns the files that an index names, each once.
 absl::StatusOr<std::set<std::string>> FilesOfIndex(const std::string& path) {
   BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxTokenizerBytes));
   const auto damaged = [&](const std::string& why) {
@@ -102,7 +102,8 @@ absl::Status HuggingFaceDirectory::Init() {
                          ReadFile((fs::path(path_) / "config.json").string(), kMaxSettingsBytes));
   BURST_ASSIGN_OR_RETURN(config_, ParseHuggingFaceConfig(json));
   BURST_RETURN_IF_ERROR(OpenFiles());
-  // A model cannot have more layers than tensors. Its list of tensors could be too long to make.
+  // A model cannot have more layers than tensors. Without this check, the list of its tensors could
+  // be too long to make.
   if (config_.model.layers > static_cast<int64_t>(file_of_.size())) {
     return absl::InvalidArgumentError(
         absl::StrCat("holds ", file_of_.size(), " tensors, fewer than the model has layers"));
@@ -131,7 +132,7 @@ absl::Status HuggingFaceDirectory::OpenFile(const std::string& name) {
   return absl::OkStatus();
 }
 
-// That every tensor of the model is there, as it must be, and no other.
+// Checks that every tensor of the model is there with its shape and dtype, and no other tensor.
 absl::Status HuggingFaceDirectory::CheckTensors() {
   const ForeignTensor first = ForeignTensors(config_.model, parameters_[0])[0];
   if (file_of_.count(first.name) == 0) {
@@ -170,8 +171,8 @@ absl::Status HuggingFaceDirectory::CheckTensors() {
   return absl::OkStatus();
 }
 
-// The head of a tied model is its embedding. A head that is stored, too, must be equal to it, or
-// one of the two would be lost.
+// Checks that a stored head of a tied model equals the embedding, which is the head. Otherwise one
+// of the two would be lost.
 absl::Status HuggingFaceDirectory::CheckTiedHead() const {
   constexpr char kHead[] = "lm_head.weight";
   const auto head_file = file_of_.find(kHead);
@@ -233,7 +234,8 @@ absl::Status HuggingFaceDirectory::Read(const Parameter& parameter, const Tensor
 
 absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
   const bool in_place = parameters->has_masters();
-  std::vector<std::vector<NamedTensor>> direct(files_.size());  // read where they belong
+  // Tensors that are read into their final place.
+  std::vector<std::vector<NamedTensor>> direct(files_.size());
   for (int i = 0; i < parameters->size(); ++i) {
     const Parameter& parameter = (*parameters)[i];
     const std::vector<ForeignTensor> tensors = ForeignTensors(config_.model, parameter);

@@ -1,4 +1,4 @@
-// bazel run //train:export: a checkpoint into a Hugging Face directory.
+// bazel run //train:export: writes a checkpoint as a Hugging Face directory.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -51,7 +51,7 @@ int Main(int argc, char** argv) {
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
   const ScopedThreadPool pool(NumCores());
   std::string path = ResolvePath(checkpoint);
-  std::error_code error;  // a path that cannot be followed is told of when it is opened
+  std::error_code error;  // opening reports a path that cannot be followed
   if (std::filesystem::is_directory(path, error)) path = CheckpointPath(path);
   ExportOptions how;
   if (dtype != "auto") how.dtype = dtype;

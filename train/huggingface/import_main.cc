@@ -1,4 +1,4 @@
-// bazel run //train:import: a Hugging Face directory into a folder with a checkpoint.
+// bazel run //train:import: turns a Hugging Face directory into a folder with a checkpoint.
 #include <cstdio>
 #include <string>
 

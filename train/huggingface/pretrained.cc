@@ -36,9 +36,10 @@ bool Exists(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-// Whether a file, whose path holds no link, lies in the model's directory or, where that is a
-// snapshot of a Hugging Face cache (models--NAME/snapshots/COMMIT), among the cache's blobs. A
-// directory of others may hold links to the user's own files.
+// Returns whether a file, whose path holds no link, belongs to the model's directory. If the
+// directory is a snapshot of a Hugging Face cache (models--NAME/snapshots/COMMIT), the cache's
+// blobs belong to it. Without this check, links in someone else's directory could lead to the
+// user's own files.
 bool BelongsTo(const fs::path& file, const fs::path& directory) {
   const auto lies_in = [&](const fs::path& folder) {
     return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first ==
@@ -54,7 +55,7 @@ bool BelongsTo(const fs::path& file, const fs::path& directory) {
   return false;
 }
 
-// Whether a file of this name holds weights, of any program.
+// Returns whether a file of this name holds weights of any program.
 bool HoldsWeights(absl::string_view name) {
   if (absl::EndsWith(name, ".bin")) {
     return absl::StartsWith(name, "pytorch_model") || absl::StartsWith(name, "adapter_model");
@@ -68,7 +69,7 @@ bool HoldsWeights(absl::string_view name) {
 std::vector<std::string> FindUnread(const std::string& folder) {
   std::vector<std::string> unread;
   const absl::StatusOr<std::set<std::string>> read = WeightFiles(folder);
-  if (!read.ok()) return unread;  // the error comes when they are read
+  if (!read.ok()) return unread;  // the later reading reports the error
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {

@@ -13,7 +13,8 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// Within a layer; the first has the name of the parameter without ".weight" or ".bias".
+// Returns the names of a layer's tensors. A key is the parameter's name without ".weight" or
+// ".bias".
 const std::map<std::string, Names>& LayerNames(Family family) {
   static const auto* llama = new std::map<std::string, Names>{
       {"attention_norm", {"input_layernorm"}},
@@ -49,7 +50,8 @@ const std::map<std::string, std::string>& OtherNames(Family family) {
   return family == Family::kGpt2 ? *gpt2 : *llama;
 }
 
-// The rows of each of a parameter's tensors; empty: all are one tensor's.
+// Returns the number of rows in each of a parameter's tensors. Empty means that one tensor has all
+// rows.
 std::vector<int64_t> Rows(const ModelConfig& config, absl::string_view name) {
   if (config.family == Family::kGpt2) return {};
   if (name == "ffn.gate_up") return {config.ffn, config.ffn};

@@ -131,7 +131,7 @@ absl::StatusOr<std::string> WithContext(absl::string_view json, int64_t context)
   const int64_t first = before.model.rope_scaling.first_context;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const auto rope = object.find(key);
-    // Without this field it means max_position_embeddings.
+    // A reader takes max_position_embeddings where this field is missing.
     if (first > 0 && rope != object.end() && rope->is_object() && !rope->contains(kFirst)) {
       (*rope)[kFirst] = first;
     }

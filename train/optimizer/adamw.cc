@@ -15,12 +15,12 @@ namespace {
 
 constexpr int64_t kBlock = 1 << 14;  // elements that one call of a loop updates or sums
 
-// Coefficients of one update, the bias corrections and the clipping folded in.
+// Coefficients of one update. They include the bias corrections and the clipping.
 template <typename T>
 struct Coefficients {
   T beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, sqrt_correct2, eps, keep, grad_scale;
 
-  // The coefficients of update number t, counted from 1.
+  // Computes the coefficients of update number t, counted from 1.
   Coefficients(const cuda::AdamWUpdate& update, double t, double norm)
       : beta1(static_cast<T>(update.beta1)),
         one_minus_beta1(static_cast<T>(1 - update.beta1)),
@@ -47,7 +47,7 @@ void UpdateRange(const Coefficients<T>& c, T keep, int64_t begin, int64_t end,
   }
 }
 
-// Elements `offset` of the state and after it; `decay` counts from the state's begin.
+// Updates elements from `offset` of the state on. `decay` counts from the begin of the state.
 template <typename T>
 void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, int64_t offset,
                int64_t n, const T* g, T* p, T* m, T* v) {
@@ -70,7 +70,7 @@ void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, i
   });
 }
 
-// An update in progress, which is applied to a part of the state at a time.
+// An update in progress. It is applied to one part of the state at a time.
 class BegunUpdate {
  public:
   BegunUpdate(const cuda::AdamWUpdate& update, DType dtype, const std::vector<DecayRange>& decay,
@@ -106,8 +106,8 @@ class BegunUpdate {
   const cuda::AdamWUpdate& update_;
   const std::vector<DecayRange>& decay_;
   const Tensor &decay_bounds_, &loss_and_norm_;
-  Tensor coefficients_;           // on a GPU
-  double number_ = 0, norm_ = 0;  // on the CPU; 0: there is no update
+  Tensor coefficients_;           // for a GPU
+  double number_ = 0, norm_ = 0;  // for the CPU; 0 means that no update has begun
 };
 
 }  // namespace
@@ -204,7 +204,7 @@ void L2Norm(const Tensor& tensor, const Tensor& norm) {
     const T* x = tensor.data<T>();
     ParallelFor(static_cast<int64_t>(sums.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
-        // Independent partial sums, so that the additions do not wait for each other.
+        // The partial sums are independent, so that the additions do not wait for each other.
         double partial[8] = {};
         const int64_t last = std::min(n, (block + 1) * kBlock);
         int64_t i = block * kBlock;

@@ -9,8 +9,8 @@
 namespace burst {
 namespace {
 
-// Hardly any work is left that could hide the last message. So messages are at most a few layers
-// long: two of GPT-2 124M's.
+// Hardly any work is left that could hide the last message. So a message has the gradients of a few
+// layers at most: two layers of GPT-2 124M.
 constexpr int64_t kMessageBytes = int64_t{48} << 20;
 
 }  // namespace
@@ -99,7 +99,8 @@ absl::Status GradientReducer::Finish(const Tensor& norm) {
   return absl::OkStatus();
 }
 
-// The last message, of the embeddings, is the longest one, and no backward work is left to hide it.
+// The last message holds the embeddings and is the longest one. No backward work is left to hide
+// it, so the norm runs in parallel with it.
 absl::Status GradientReducer::NormBesideLastMessage(const Tensor& norm) {
   const Tensor norms = Tensor::Empty({2}, DType::kFloat64, norm.device());
   L2Norm(parameters_.grads(last_message_, parameters_.numel()), norms.Slice(0, 0, 1));
@@ -109,10 +110,10 @@ absl::Status GradientReducer::NormBesideLastMessage(const Tensor& norm) {
   return absl::OkStatus();
 }
 
-// Both sides have the same bits afterward, and so have all ranks of both stages.
+// Afterward both sides have the same bits, and so do all ranks of both stages.
 absl::Status GradientReducer::AddTied() {
   if (tied_ == nullptr) return absl::OkStatus();
-  // The first stage's first parameter, the last stage's copy of it.
+  // The sum takes the first stage's first parameter and the last stage's copy of it.
   return tied_->AllReduceSum(
       parameters_.grads(parameters_[0].offset, parameters_[0].offset + parameters_[0].numel()));
 }
@@ -127,7 +128,8 @@ std::vector<ShardRange> GradientReducer::CountedRanges() const {
   return ranges;
 }
 
-// sqrt(sum over ranges and ranks of |gradient|^2); of what several ranks own, the first counts.
+// Computes sqrt(sum over ranges and ranks of |gradient|^2). If several ranks own a parameter, the
+// first one counts it.
 absl::Status GradientReducer::NormOfParts(const Tensor& norm) const {
   const Tensor grads = parameters_.grads();
   const std::vector<ShardRange> ranges = CountedRanges();

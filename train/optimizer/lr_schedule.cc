@@ -18,9 +18,7 @@ constexpr EnumName<LrShape> kShapes[] = {{LrShape::kCosine, "cosine"},
 
 }  // namespace
 
-absl::StatusOr<LrShape> ParseLrShape(absl::string_view name) {
-  return ParseName("schedule", name, kShapes);
-}
+absl::StatusOr<LrShape> ParseLrShape(absl::string_view name) { return ParseName(name, kShapes); }
 const char* Name(LrShape shape) { return NameOf(shape, kShapes); }
 
 double LrSchedule::operator()(int64_t step) const {

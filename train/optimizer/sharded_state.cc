@@ -55,7 +55,7 @@ absl::Status ShardedState::Wait() {
 absl::Status ShardedState::GatherValues() {
   if (parameters_.sharding().stage == 3) return absl::OkStatus();
   for (int unit = 0; unit < static_cast<int>(parameters_.units().size()); ++unit) {
-    if (parameters_.units()[unit].piece == 0) continue;  // of another stage
+    if (parameters_.units()[unit].piece == 0) continue;  // the unit belongs to another stage
     BURST_RETURN_IF_ERROR(shards_->PostAllGatherParts(parameters_.ValuePiece(unit), Counts(unit),
                                                       parameters_.Values(unit)));
   }
@@ -103,7 +103,7 @@ void ShardedState::EndGrads(Tape& tape, int unit) {
   if (!status.ok()) tape.Fail(status);
 }
 
-// The unit before is waited for, so there are never more than two units' gradients.
+// The call waits for the unit before. So at most two units' gradients exist at a time.
 absl::Status ShardedState::Reduce(int unit, const Tensor& all) {
   BURST_RETURN_IF_ERROR(ReduceOverNeighbors(unit, all));
   BURST_RETURN_IF_ERROR(Wait());
@@ -115,7 +115,7 @@ absl::Status ShardedState::Reduce(int unit, const Tensor& all) {
   return shards_->PostReduceScatterSum(all, Counts(unit), adds ? added : own);
 }
 
-// A parameter that several ranks of a model own has a part of its gradient on each of them.
+// Each rank that owns the parameter has a part of its gradient.
 absl::Status ShardedState::ReduceOverNeighbors(int unit, const Tensor& all) {
   if (group_ == nullptr) return absl::OkStatus();
   const ParameterUnit& u = parameters_.units()[unit];
@@ -131,16 +131,17 @@ absl::Status ShardedState::ReduceOverNeighbors(int unit, const Tensor& all) {
   return absl::OkStatus();
 }
 
-// The parts of the model's gradient that this rank counts: its shard, or with tensor parallelism
-// ranges of it. If several ranks of a model own a parameter, the first one counts it; if two stages
-// do, the first stage. Every rank of a stage returns equally many parts, some of them null.
+// Returns the parts of the model's gradient that this rank counts: its shard, or with tensor
+// parallelism ranges of it. If several ranks of a model own a parameter, the first one counts it.
+// If two stages own it, the first stage counts it. Every rank of a stage returns the same number of
+// parts, some of them null.
 std::vector<Tensor> ShardedState::CountedParts() const {
   std::vector<Tensor> parts;
   const auto own = [&](int64_t begin, int64_t end) {
     return parameters_.GradShard().Slice(0, begin, end - begin);
   };
   if (group_ == nullptr) {
-    // A copy is all that its unit has.
+    // The unit of a copy holds the copy alone.
     const ParameterUnit& first = parameters_.units().front();
     const bool copies = first.first < first.last && parameters_[first.first].copy;
     return {own(copies ? first.piece : 0, parameters_.shard_numel())};
@@ -160,10 +161,10 @@ std::vector<Tensor> ShardedState::CountedParts() const {
   return parts;
 }
 
-// The norms of all ranks' parts, then that of these; then that of the stages.
+// Computes the norm of all ranks' parts, then the norm over the stages.
 absl::Status ShardedState::Finish(const Tensor& norm) {
   BURST_RETURN_IF_ERROR(Wait());
-  // The embeddings: a unit of the same pieces on both stages.
+  // The embeddings are a unit with the same pieces on both stages.
   if (tied_ != nullptr) BURST_RETURN_IF_ERROR(tied_->AllReduceSum(parameters_.GradPiece(0)));
   const std::vector<Tensor> parts = CountedParts();
   const int64_t count = static_cast<int64_t>(parts.size());

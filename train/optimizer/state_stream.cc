@@ -16,7 +16,7 @@ cuda::AdamWPart Slice(const cuda::AdamWPart& part, int64_t begin, int64_t length
           slice(part.m),       slice(part.v),     slice(part.compute)};
 }
 
-// Its tensors that are in the host's memory.
+// Returns the part's tensors that are in the host's memory.
 std::vector<Tensor*> OnHost(cuda::AdamWPart* part) {
   std::vector<Tensor*> tensors = {&part->m, &part->v};
   if (!part->compute.null()) tensors.push_back(&part->masters);
@@ -52,7 +52,7 @@ void StateStream::Update(absl::Span<const cuda::AdamWPart> parts,
   }
 
   const auto buffer_of = [&](size_t i) -> Buffer& { return buffers_[i % buffers_.size()]; };
-  std::vector<cuda::AdamWPart> here = pieces;  // on the device
+  std::vector<cuda::AdamWPart> here = pieces;  // the pieces on the device
   const auto fetch = [&](size_t i) {
     if (i >= pieces.size()) return;
     Buffer& buffer = buffer_of(i);
@@ -76,7 +76,7 @@ void StateStream::Update(absl::Span<const cuda::AdamWPart> parts,
       out_.Copy(to[k]->raw_data(), DeviceType::kCpu, from[k]->raw_data(), device_,
                 from[k]->size_bytes(), &buffer.emptied);
     }
-    fetch(i + 2);  // into the buffer of the piece before this one
+    fetch(i + 2);  // takes the buffer of the piece before this one
   }
   for (size_t i = 0; i < std::min(pieces.size(), buffers_.size()); ++i) buffers_[i].emptied.Wait();
   for (Buffer& buffer : buffers_) buffer.memory = Tensor();

@@ -11,13 +11,13 @@
 
 namespace burst {
 
-// A communicator of two ranks: that of the earlier stage, 0, and that of the next one, 1. A send
-// ends when its receiver has the message, so the memory of the last one of each channel is kept.
+// A communicator of two ranks: rank 0 is in the earlier stage, rank 1 in the next one. A send ends
+// when its receiver has the message. So the link keeps the memory of each channel's last message.
 class Pipeline::Link {
  public:
   explicit Link(std::unique_ptr<Communicator> comm) : comm_(std::move(comm)) {}
 
-  // Returns at once, unless the message before has not been received yet.
+  // Sends, and returns at once, unless the receiver does not have the previous message yet.
   absl::Status Send(Channel channel, const Tensor& tensor) {
     BURST_RETURN_IF_ERROR(WaitForSend(channel));
     Tensor& sent = channel == Channel::kRead ? forward_ : backward_;
@@ -44,7 +44,7 @@ class Pipeline::Link {
   int Peer() const { return 1 - comm_->rank(); }
 
   const std::unique_ptr<Communicator> comm_;
-  Tensor forward_, backward_;  // what is being sent; null: nothing
+  Tensor forward_, backward_;  // the messages on their way, or null
 };
 
 struct Pipeline::Pass {
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Create(const Mesh& mesh, int
     BURST_ASSIGN_OR_RETURN(pipeline->tied_,
                            world->Split(stage == 0 || stage == last ? lane : -1, stage));
   }
-  // From the last stage back to the first one, with several chunks, too.
+  // With several chunks, a link also leads from the last stage back to the first one.
   for (int from = 0; from < mesh.stages - (chunks == 1 ? 1 : 0); ++from) {
     const int to = (from + 1) % mesh.stages;
     const bool sends = stage == from, receives = stage == to;

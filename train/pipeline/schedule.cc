@@ -7,8 +7,8 @@
 namespace burst {
 namespace {
 
-// Number `i` of a stage's forward or backward passes. A group of micro-batches passes a chunk
-// before the next one; backward, the last chunk is the first.
+// Returns pass number `i` of a stage, forward or backward. A group of micro-batches passes one
+// chunk before the next one. The backward begins with the last chunk.
 PipelineAction PassNumber(const PipelineShape& shape, bool forward, int i) {
   const int group = std::min(shape.stages, shape.micro_batches);
   const int of_chunk = shape.chunks == 1 ? shape.micro_batches : group;

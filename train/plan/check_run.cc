@@ -17,16 +17,17 @@
 namespace burst {
 namespace {
 
-constexpr double kStateBytes = 16;  // a parameter: its value, gradient and two moments in float32
+constexpr double kStateBytes = 16;  // bytes a parameter: value, gradient and two moments in float32
 
-constexpr int kMostCheckedRanks = 32;  // a plan for more takes longer than one waits for a start
+constexpr int kMostCheckedRanks = 32;  // a plan for more ranks takes too long for a start
 
 }  // namespace
 
 absl::Status CheckRunFits(TrainingSetup* setup) {
   if (setup->config.ranks > kMostCheckedRanks) return absl::OkStatus();
   const absl::StatusOr<GpuModel> known = FindGpuModelOf(CudaDeviceName(0));
-  // The memory of a step is the same on all GPUs; its time is told where the rates are known.
+  // The memory of a step is the same on all GPUs. Its time is printed only for GPUs whose rates are
+  // known.
   BURST_ASSIGN_OR_RETURN(GpuModel gpu, known.ok() ? known : FindGpuModel("H100"));
   gpu.memory = static_cast<double>(CudaFreeMemory());
   const int per_node = setup->config.ranks_per_node;
@@ -47,7 +48,7 @@ absl::Status CheckRunFits(TrainingSetup* setup) {
 absl::Status CheckStateFits(const TrainingSetup& setup) {
   const ResolvedConfig& config = setup.config;
   BURST_ASSIGN_OR_RETURN(const int64_t parameters, Transformer::CountParameters(config.model));
-  // Other processes may be on other hosts; ranks with --zero divide a copy.
+  // Other processes may be on other hosts, and ranks with --zero divide a copy.
   const bool copies = config.comm == CommKind::kThreads && config.zero == 0;
   const int64_t ranks = copies ? config.mesh.data * config.mesh.sequence : 1;
   const double needed = kStateBytes * static_cast<double>(parameters) * static_cast<double>(ranks);

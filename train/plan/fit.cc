@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kFfnChunk = 16384;  // tokens: long enough for GEMMs at their full rate
 
-constexpr int kOptions = 7;  // that may be changed
+constexpr int kOptions = 7;  // options that may be changed
 
-// For the search for the fewest changes; after it, what is known to fit.
+// Time for the search for the fewest changes. After it, the search returns what is known to fit.
 constexpr std::chrono::seconds kMostSearch{30};
 
 struct Candidate {
@@ -36,7 +36,7 @@ struct Chunks {
   bool operator==(const Chunks& other) const { return ffn == other.ffn && heads == other.heads; }
 };
 
-// What may be chosen for each option, by growing time and shrinking memory; that of segments is the
+// The choices of each option, by growing time and shrinking memory. For segments the memory is the
 // host's, with offloaded activations.
 struct Ranges {
   std::vector<Recomputation> recomputes;
@@ -45,7 +45,8 @@ struct Ranges {
   std::vector<Offload> offloads;
 };
 
-// The fewest KV heads that attention can take at a time: as many as Ulysses divides.
+// Returns the fewest KV heads that attention can take at a time, which is the number that Ulysses
+// divides.
 int64_t FewestKvHeads(const ResolvedConfig& config) {
   const int64_t kv_heads = config.model.WithDefaults().kv_heads;
   const int64_t ranks = config.strategy == Strategy::kUlysses        ? config.mesh.sequence
@@ -54,7 +55,7 @@ int64_t FewestKvHeads(const ResolvedConfig& config) {
   return kv_heads % ranks == 0 ? ranks : kv_heads;
 }
 
-// The values with which `given`, changed by set(value, config), has no conflict.
+// Returns the values with which `given`, changed by set(value, config), has no conflict.
 template <typename T, typename Set>
 std::vector<T> AllowedOf(const ResolvedConfig& given, const std::vector<T>& values,
                          const Set& set) {
@@ -77,14 +78,14 @@ void SetChunks(const Chunks& value, ResolvedConfig* config) {
   config->head_chunk = value.heads;
 }
 
-// What may be chosen for each option by itself: all that helps and has no conflict with the options
-// that may not be chosen.
+// Returns the choices of each option by itself. A choice helps, and has no conflict with the
+// options that are fixed.
 Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
   Ranges ranges{{{given.recompute, given.recompute_segment}},
                 {{given.ffn_chunk, given.head_chunk}},
                 {given.zero},
                 {given.offload}};
-  ResolvedConfig fixed = given;  // with nothing that may be chosen
+  ResolvedConfig fixed = given;  // the options without those that may be chosen
   if (choices.offload) fixed.offload = Offload::kNone;
   if (choices.recompute) SetRecomputation({Recompute::kFull}, &fixed);
   if (choices.recompute) {
@@ -150,7 +151,7 @@ absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuMo
 
 std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
 
-// The memory that a plan needs on the GPU, and on the host if the host has too little.
+// Describes the memory that a plan needs on the GPU, and on the host if the host has too little.
 std::string Amounts(const StepPlan& plan, const GpuModel& gpu) {
   const std::string amount = Gib(static_cast<double>(plan.peak_bytes));
   const auto host = static_cast<double>(plan.host_bytes);
@@ -171,13 +172,13 @@ std::string Needs(const StepPlan& plan, const GpuModel& gpu) {
 
 }  // namespace
 
-// More recomputation takes more time, whatever the rest, but an offloaded optimizer: so nothing
-// comes after the first kind of it with a step that fits without one. The largest stage needs least
-// memory.
+// More recomputation takes more time with any other options, except for an offloaded optimizer. So
+// the search ends with the first kind of recomputation whose step fits without one. The largest
+// stage needs least memory.
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
                                    int gpus_per_node, const Choices& choices) {
   const Ranges ranges = RangesOf(setup.config, choices);
-  std::optional<FittedPlan> best;  // or, while none fits, the smallest
+  std::optional<FittedPlan> best;  // or the smallest one, while none fits
   const auto consider = [&](FittedPlan other) {
     const bool fits = Fits(other.plan, gpu);
     if (!best.has_value() || IsBetter(other.plan, best->plan, gpu)) best = std::move(other);
@@ -192,7 +193,7 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
     };
     bool found = false;
     for (const Offload offload : ranges.offloads) {
-      if (found && OffloadsOptimizer(offload)) break;  // which costs time that nothing here saves
+      if (found && OffloadsOptimizer(offload)) break;  // it costs time that nothing here saves
       for (const Chunks& chunks : ranges.chunks) {
         const Candidate smallest = make(chunks, ranges.stages.back(), offload);
         if (!Allowed(smallest.config)) continue;

@@ -10,11 +10,11 @@ namespace {
 
 constexpr double kGiB = double{1 << 30};
 
-// Measured with this project's own benchmarks (benchmarks/results): a 1B model's products
-// (dense_h200.json), attention with head_dim 128 (attention_h200.json), kernels that only move
-// memory (ops_h200.json), and the ring's messages (scaling_2_h200.json).
-// The network is from a data sheet, 400 Gbit/s a GPU, and so is the host's link, PCIe 5 x 16. The
-// memory is what CUDA leaves to a program.
+// The rates are measured with this project's own benchmarks (benchmarks/results): a 1B model's
+// products (dense_h200.json), attention with head_dim 128 (attention_h200.json), kernels that only
+// move memory (ops_h200.json), and the ring's messages (scaling_2_h200.json). The network is from a
+// data sheet, 400 Gbit/s a GPU, and so is the host's link, PCIe 5 x 16. The memory is what CUDA
+// leaves to a program.
 GpuModel H200() {
   GpuModel gpu;
   gpu.name = "H200";
@@ -34,7 +34,8 @@ GpuModel H200() {
   return gpu;
 }
 
-// The chip of the H200 with less memory, and slower by the data sheets' ratio. Not measured.
+// The H100 is the H200's chip with less memory, which is slower by the data sheets' ratio. These
+// rates are not measured.
 GpuModel H100() {
   GpuModel gpu = H200();
   gpu.name = "H100";

@@ -1,4 +1,4 @@
-// bazel run //train:plan: the memory and the time of a training step, without its GPUs.
+// bazel run //train:plan: prints the memory and the time of a training step, without its GPUs.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -35,10 +35,11 @@ void PrintPlan(const StepPlan& plan, const GpuModel& gpu) {
   row("optimizer", Gib(plan.optimizer));
   const int64_t kept = plan.parameters + plan.gradients + plan.optimizer;
   row("a step, beside them", Gib(plan.peak_bytes - kept));
-  constexpr size_t kParts = 7;  // the largest
+  constexpr size_t kParts = 7;  // number of parts that are printed, the largest ones
   for (size_t i = 0; i < std::min(kParts, plan.at_peak.size()); ++i) {
     const auto& [place, bytes] = plan.at_peak[i];
-    if (place != "start") row(absl::StrCat("  of ", place), Gib(bytes));  // that is what is kept
+    // The start is what is kept.
+    if (place != "start") row(absl::StrCat("  of ", place), Gib(bytes));
   }
   row("peak", absl::StrCat(Gib(plan.peak_bytes), " of ", Gib(static_cast<int64_t>(gpu.memory)),
                            Fits(plan, gpu) ? "" : ": does not fit"));
@@ -56,7 +57,7 @@ void PrintPlan(const StepPlan& plan, const GpuModel& gpu) {
   row("tokens/s a GPU", absl::StrFormat("%.0f", plan.tokens_per_second));
 }
 
-// One line of the table.
+// A line of the table.
 struct Row {
   int64_t seqlen, gpus;
   FittedPlan fitted;
@@ -71,7 +72,7 @@ void PrintRow(const Row& row) {
   std::fflush(stdout);
 }
 
-// Seconds of a step that fits over the length, a curve for each number of GPUs.
+// Draws the seconds of a step that fits over the length, with a curve for each number of GPUs.
 absl::Status Draw(const std::vector<Row>& rows, const std::string& gpu, const std::string& path) {
   LinePlot plot;
   plot.title = absl::StrCat("Seconds of a step on ", gpu, ", where it fits");
@@ -104,7 +105,8 @@ struct Question {
   int gpus_per_node = 0;
   Choices choices;
   bool is_table = false;
-  std::vector<std::vector<MeshChoice>> steps;  // one, unless it is a table; each in some ways
+  // One step, or those of a table; each with its meshes.
+  std::vector<std::vector<MeshChoice>> steps;
   std::string plot;
 };
 

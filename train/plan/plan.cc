@@ -15,7 +15,7 @@
 namespace burst {
 namespace {
 
-// Tokens that are all 0, of one document.
+// One document of tokens that are all 0.
 class BlankCorpus : public Corpus {
  public:
   explicit BlankCorpus(int64_t size) : size_(size) {}
@@ -46,8 +46,8 @@ std::vector<StepPlan::Part<T>> LargestFirst(const std::map<std::string, T>& amou
   return parts;
 }
 
-// Three steps: of the first one nothing is measured; the third follows on the second without a
-// pause, as in training.
+// Runs three steps. The first one is not measured. The third follows the second without a pause, as
+// in training.
 absl::Status MeasureRank(const TrainingSetup& setup, Communicator& comm, SimulatedGpu& gpu,
                          StepPlan* plan) {
   const ScopedThreadPool pool(1);
@@ -58,7 +58,8 @@ absl::Status MeasureRank(const TrainingSetup& setup, Communicator& comm, Simulat
   BURST_RETURN_IF_ERROR(trainer->Step(0).status());
   gpu.ResetPeak();
   BURST_RETURN_IF_ERROR(trainer->Step(1, /*enqueue_next=*/true).status());
-  const std::map<std::string, double> kernels = gpu.KernelSeconds();  // of the first three steps
+  // Kernels of the first three steps.
+  const std::map<std::string, double> kernels = gpu.KernelSeconds();
   BURST_ASSIGN_OR_RETURN(const StepMetrics metrics, trainer->Step(2));
   const ParameterList::KeptBytes kept = trainer->model().parameters().kept_bytes();
   plan->parameters = kept.values;

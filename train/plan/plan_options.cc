@@ -19,7 +19,7 @@ constexpr double kGiB = double{1 << 30};
 
 }  // namespace
 
-// Everything that //train takes, but for what a plan has no use for.
+// Makes the table of all options of //train, except those that a plan does not use.
 OptionTable PlanOptionTable(PlanOptions* c) {
   const OptionTable train = TrainOptions(&c->train);
   OptionTable t;
@@ -104,7 +104,7 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   return t;
 }
 
-// "4xH200"
+// Reads --gpus, such as "4xH200".
 absl::StatusOr<GpuModel> GpuOf(const PlanOptions& c, int64_t* count) {
   const std::vector<std::string> parts = absl::StrSplit(c.gpus, absl::MaxSplits('x', 1));
   if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], count) || *count < 1) {
@@ -134,7 +134,7 @@ absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& c, int64_t gpus, int6
   train.seqlen = seqlen;
   Launch launch;
   launch.gpus = static_cast<int>(gpus);
-  if (gpus > c.gpus_per_node) {  // as a launcher starts a process on each
+  if (gpus > c.gpus_per_node) {  // a launcher starts a process on each
     launch.processes = static_cast<int>(gpus);
     if (gpus % c.gpus_per_node == 0) launch.ranks_per_node = static_cast<int>(c.gpus_per_node);
   }
@@ -154,7 +154,7 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
     PlanOptions changed = c;
     changed.train.dp = dp;
     changed.train.sp = sp;
-    changed.train.tp = IsTensorParallel(kind) ? -1 : tp;  // those take the ranks of --sp
+    changed.train.tp = IsTensorParallel(kind) ? -1 : tp;  // these strategies take the ranks of --sp
     changed.train.pp = pp;
     changed.train.pp_chunks = chunks;
     changed.train.strategy = kind;
@@ -183,7 +183,7 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
     add(kind != given_strategy, absl::StrCat("--strategy=", Name(kind)));
     choices.push_back({*std::move(config), std::move(options)});
   };
-  // Tensor parallelism sends more than fits a network between nodes.
+  // Tensor parallelism sends too much for a network between nodes.
   const int64_t given_tp = IsTensorParallel(given_strategy) ? 1 : given_mesh.tensor;
   const int64_t most_stages = std::max<int64_t>(given_mesh.stages, mesh ? c.train.accumulate : 1);
   const int64_t most_tensor = std::max(given_tp, mesh ? std::min(gpus, c.gpus_per_node) : 1);

@@ -26,7 +26,7 @@ void Console::Table(absl::string_view title,
 void Console::Step(const StepMetrics& metrics) {
   const auto now = std::chrono::steady_clock::now();
   if (first_step_ < 0) first_step_ = metrics.step, start_ = now;
-  // The first steps warm caches and pools up; later ones are averaged.
+  // The first steps warm up caches and pools. Later steps are averaged.
   const double keep = metrics.step - first_step_ < 3 ? 0 : 0.9;
   smoothed_tokens_per_second_ =
       keep * smoothed_tokens_per_second_ + (1 - keep) * metrics.tokens_per_second;

@@ -59,9 +59,9 @@ std::optional<StepMetrics> FromLine(const std::string& line) {
   return row;
 }
 
-constexpr size_t kMaxPoints = 800;  // a curve of more is averaged: one point a pixel
+constexpr size_t kMaxPoints = 800;  // a longer curve is averaged to one point a pixel
 
-// Means of equal runs of points, at most kMaxPoints.
+// Returns at most kMaxPoints points, the means of equal ranges of points.
 Curve Thin(const Curve& curve) {
   const size_t run = curve.size() / kMaxPoints + 1;
   Curve thin;
@@ -74,7 +74,7 @@ Curve Thin(const Curve& curve) {
   return thin;
 }
 
-// An exponential average over about a fiftieth of the curve, corrected for its start.
+// Returns an exponential average over about a fiftieth of the curve, corrected for its start.
 Curve Smooth(const Curve& curve) {
   const double keep = 1 - 1 / std::max(1.0, static_cast<double>(curve.size()) / 50);
   Curve smooth;
@@ -92,7 +92,7 @@ Curve Smooth(const Curve& curve) {
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t last_step) {
   MetricsLog log(path);
   std::string rows;
-  size_t last_line = 0;  // bytes
+  size_t last_line = 0;  // bytes of the last line
   int64_t step = 0;
   if (last_step > 0) {
     absl::StatusOr<std::string> content = ReadFile(path);
@@ -129,7 +129,7 @@ MetricsLog::~MetricsLog() {
 absl::Status MetricsLog::SetLastValLoss(double val_loss) {
   BURST_CHECK(!rows_.empty());
   rows_.back().val_loss = val_loss;
-  return WriteLastRow();  // longer than before
+  return WriteLastRow();  // the row is longer than before
 }
 
 absl::Status MetricsLog::Append(const StepMetrics& row) {
@@ -141,7 +141,7 @@ absl::Status MetricsLog::Append(const StepMetrics& row) {
 absl::Status MetricsLog::WriteLastRow() {
   const std::string line = ToLine(rows_.back());
   for (size_t done = 0; done < line.size();) {
-    // A write may be short for a reason that only the next one tells.
+    // A write may be short for a reason that only the next write reports.
     const ssize_t written =
         pwrite(fd_, line.data() + done, line.size() - done, last_row_ + static_cast<int64_t>(done));
     if (written < 0 && errno == EINTR) continue;

@@ -14,7 +14,8 @@ namespace {
 
 constexpr double kSeconds = 0.2;
 
-// 2 size^3 over the shortest time of one `multiply()`, which returns when the result is there.
+// Returns 2 size^3 divided by the shortest time of one `multiply()`, which returns when the result
+// is there.
 template <typename Multiply>
 double BestRate(double size, Multiply multiply) {
   using Clock = std::chrono::steady_clock;
@@ -30,7 +31,7 @@ double BestRate(double size, Multiply multiply) {
   return 2 * size * size * size / best_seconds;
 }
 
-// Random bits: GEMMs of zeros run faster than real ones.
+// Returns random numbers, because GEMMs of zeros run faster than real ones.
 Tensor RandomMatrix(int64_t size, uint64_t seed, DeviceType device, DType dtype) {
   const Tensor matrix = Tensor::Empty({size, size}, DType::kFloat32);
   for (int64_t i = 0; i < matrix.numel(); i += 4) {
@@ -46,7 +47,8 @@ Tensor RandomMatrix(int64_t size, uint64_t seed, DeviceType device, DType dtype)
 
 double MeasurePeakFlops(DeviceType device, DType dtype) {
   if (device == DeviceType::kCpu) {
-    constexpr int64_t kSize = 768;  // three matrices fit in the caches, the rate has leveled off
+    // Three matrices fit in the caches, and larger ones run at the same rate.
+    constexpr int64_t kSize = 768;
     const Tensor a = RandomMatrix(kSize, 1, device, dtype),
                  b = RandomMatrix(kSize, 2, device, dtype), c = Tensor::EmptyLike(a);
     return BestRate(kSize, [&] {
@@ -54,8 +56,10 @@ double MeasurePeakFlops(DeviceType device, DType dtype) {
              Into::kAssign);
     });
   }
-  constexpr int64_t kSize = 8192;  // milliseconds: waiting for the end of each costs nothing
-  // Every row of blocks has the same numbers: drawing them all would take longer than measuring.
+  // A product takes milliseconds, so waiting for its end costs nothing.
+  constexpr int64_t kSize = 8192;
+  // Every row of blocks has the same numbers, because drawing all of them would take longer than
+  // measuring.
   const auto matrix = [&](uint64_t seed) {
     constexpr int64_t kBlock = 512;
     const Tensor block = RandomMatrix(kBlock, seed, device, dtype);

@@ -31,13 +31,13 @@ absl::Status CannotMake(const std::string& path, const std::error_code& error) {
       absl::StrCat("--out: cannot make the folder ", path, ": ", error.message()));
 }
 
-// The error of a save that finds the folder changed by others.
+// Returns the error of a save that finds the folder changed by others.
 absl::Status NotOurs(const absl::Status& status) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("--out: ", status.message()));
 }
 
-// Whether a config.json says what a run's says: no other program's has these options.
+// Returns whether a config.json is a run's: no other program's config.json has these options.
 bool IsOfRun(const std::string& settings) {
   const absl::StatusOr<std::string> text = ReadFile(settings, kMaxSettingsBytes);
   const absl::StatusOr<nlohmann::json> json = text.ok() ? ParseJson(*text) : text.status();
@@ -47,7 +47,7 @@ bool IsOfRun(const std::string& settings) {
                      [&](const char* option) { return json->contains(option); });
 }
 
-// That a new run replaces no file that is not a run's. A run's first file is its config.json.
+// Checks that a new run replaces only files of runs. A run's first file is its config.json.
 absl::Status CheckNotOthers(const std::string& folder) {
   constexpr const char* kModels[] = {"model.safetensors", "model.safetensors.index.json",
                                      "pytorch_model.bin", "pytorch_model.bin.index.json"};
@@ -69,8 +69,8 @@ absl::Status CheckNotOthers(const std::string& folder) {
   return absl::OkStatus();
 }
 
-// Removes what processes left in a run's folder that were killed there. Call it under the folder's
-// lock, which shows that a process with an unfinished file is dead.
+// Removes what killed processes left in a run's folder. The caller holds the folder's lock, so a
+// process with an unfinished file is dead.
 absl::Status RemoveLeftovers(const std::string& folder) {
   BURST_RETURN_IF_ERROR(RemoveTemporaries(folder, [](absl::string_view name) {
     return name == kSettings || name == kMetrics || name == kPlot || IsCheckpointName(name);
@@ -155,7 +155,8 @@ absl::StatusOr<RunFolder> RunFolder::Make(const ResolvedConfig& config) {
     fs::create_directories(path, error);
     if (error) return CannotMake(path, error);
   }
-  // The folder's own name, too. A user may not read what it is in, and can then not flush that.
+  // The folder's own name is flushed, too. If the user may not read the parent folder, this fails
+  // and the error is ignored.
   SyncFolder(fs::path(path).parent_path().string()).IgnoreError();
   BURST_RETURN_IF_ERROR(CheckNotOthers(path));
   BURST_ASSIGN_OR_RETURN(RunLock lock, LockRunFolder(path, /*wait=*/false));
@@ -189,7 +190,8 @@ absl::StatusOr<bool> RunFolder::Repair(const ResolvedConfig& config, const Check
   const std::string plot = (fs::path(path) / kPlot).string();
   const std::string drawn = LossPlotSvg(config.model_name, metrics.rows());
   const bool plotted = ReadFile(plot).value_or("") == drawn;
-  if (!plotted) WriteFileAtomically(plot, drawn).IgnoreError();  // the run is whole without it
+  // The run is complete without the plot.
+  if (!plotted) WriteFileAtomically(plot, drawn).IgnoreError();
   return NamesIn(path) != before || !plotted;
 }
 

@@ -24,7 +24,7 @@ uint32_t Crc32c(absl::string_view bytes) {
   return ~crc;
 }
 
-// Little-endian, as all numbers in the file.
+// Appends a number in little-endian order, as all numbers in the file.
 template <typename T>
 std::string Bytes(T value) {
   static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
@@ -59,7 +59,7 @@ double SecondsSince1970() {
   return time.count();
 }
 
-// Event: wall_time = 1, step = 2 (absent for 0), and one of file_version = 3, summary = 5,
+// Makes an Event: wall_time = 1, step = 2 (absent for 0), and one of file_version = 3, summary = 5,
 // session_log = 7.
 std::string Event(int64_t step, const std::string& what) {
   return absl::StrCat(Field(1, k64Bits, Bytes(SecondsSince1970())),
@@ -72,7 +72,7 @@ struct Scalar {
   double value;
 };
 
-// Summary: value = 1, repeated; its tag = 1, simple_value = 2.
+// Makes a Summary: value = 1, repeated; the value's tag = 1, simple_value = 2.
 std::string SummaryEvent(int64_t step, std::initializer_list<Scalar> scalars) {
   std::string summary;
   for (const Scalar& scalar : scalars) {
@@ -92,7 +92,7 @@ absl::StatusOr<TensorBoardLog> TensorBoardLog::Create(const std::string& folder,
   const std::string path =
       absl::StrCat(folder, "/events.out.tfevents.", static_cast<int64_t>(SecondsSince1970()), ".",
                    host, ".", getpid());
-  // Never a file that is there: a process that had this number in this second wrote it.
+  // An existing file is never opened: another process with this number wrote it in this second.
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   TensorBoardLog log(path, fd);
   if (fd < 0) {
@@ -132,7 +132,7 @@ absl::Status TensorBoardLog::AppendValLoss(int64_t step, double val_loss) {
   return Write(SummaryEvent(step, {{"loss/validation", val_loss}}));
 }
 
-// A record: length, its checksum, data, its checksum.
+// Writes a record: the length and its checksum, the data and its checksum.
 absl::Status TensorBoardLog::Write(absl::string_view event) {
   const std::string length = Bytes(uint64_t{event.size()});
   const std::string record = absl::StrCat(length, Checksum(length), event, Checksum(event));

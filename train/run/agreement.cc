@@ -16,7 +16,8 @@
 namespace burst {
 namespace {
 
-// With --resume=auto on hosts that share no folder, some would start what others continue.
+// Without agreement, --resume=auto on hosts that share no folder would start a run on some hosts
+// and continue it on others.
 absl::Status AgreeOnResume(const ResolvedConfig& config, Communicator* comm) {
   BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm->AllGather(config.resume ? 1 : 0));
   const auto first = [&](double value) {

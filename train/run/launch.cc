@@ -40,12 +40,13 @@ absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
     BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                            Trainer::Create(setup, comm, /*verbose=*/true));
     return trainer->Train();
-  } catch (const std::exception& exception) {  // an error, of which the other ranks learn
+  } catch (const std::exception& exception) {  // becomes an error that the other ranks get, too
     return absl::InternalError(Describe(exception));
   }
 }
 
-// Hosts with different numbers of processes see different nodes, and make no double ring.
+// Agrees on the nodes. Hosts with different numbers of processes see different nodes, and make no
+// double ring.
 absl::Status AgreeOnNodes(Communicator* comm, ResolvedConfig* config) {
   BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm->AllGather(config->ranks_per_node));
   const bool agreed = std::all_of(all.begin(), all.end(), [&](double n) { return n == all[0]; });
@@ -53,7 +54,8 @@ absl::Status AgreeOnNodes(Communicator* comm, ResolvedConfig* config) {
   return absl::OkStatus();
 }
 
-// Another rank was lost, and this one has not noticed: it computes, or writes a file.
+// Ends this process after another rank was lost. This rank has not noticed, because it computes or
+// writes a file.
 void EndProcess(const absl::Status& failure) {
   PrintError(failure);
   std::_Exit(kExitFailure);
@@ -61,11 +63,11 @@ void EndProcess(const absl::Status& failure) {
 
 // The processes that prepare a run together: those of a job, or this one alone.
 struct Processes {
-  Communicator* comm = nullptr;  // null: this process is alone, and its ranks are threads
+  Communicator* comm = nullptr;  // null if this process is alone and its ranks are threads
   std::optional<ScopedRankProgress> progress = {};
 
   bool IsFirst() const { return comm == nullptr || comm->rank() == 0; }
-  // The error of the first process that has one, on all of them.
+  // Returns on all processes the error of the first process that has one.
   absl::Status Agree(const absl::Status& status) const {
     return comm == nullptr ? status : AgreeOn(status, comm);
   }
@@ -74,7 +76,7 @@ struct Processes {
   }
 };
 
-// Waits until the run that is resumed has ended elsewhere: its checkpoint is read after that.
+// Waits until the resumed run has ended elsewhere. Its checkpoint is read after that.
 absl::Status LockResumed(const ResolvedConfig& config, std::optional<RunLock>* lock) {
   if (!config.resume) return absl::OkStatus();
   BURST_ASSIGN_OR_RETURN(*lock, LockRunFolder(config.out, /*wait=*/true));
@@ -86,7 +88,8 @@ absl::StatusOr<TrainingSetup> PrepareUnwatched(const ResolvedConfig& config) {
   return PrepareTraining(config);
 }
 
-// Puts in order what a killed process has left of a run that has made its steps. On one rank.
+// Completes a run that has made its steps, if a killed process left it incomplete. One rank calls
+// it.
 absl::Status CloseFinished(TrainingSetup* setup) {
   const ResolvedConfig& config = setup->config;
   BURST_ASSIGN_OR_RETURN(const bool repaired,
@@ -97,14 +100,15 @@ absl::Status CloseFinished(TrainingSetup* setup) {
   return absl::OkStatus();
 }
 
-// Everything before the first step, in one order for all ways to launch: the data, the lock of the
-// run, its checkpoint, the check. A run that has made its steps is closed: setup.finished.
+// Does everything before the first step, in one order for all launchers: the data, the run's lock,
+// its checkpoint, the check. A run that has made its steps is closed; setup.finished says so.
 absl::StatusOr<TrainingSetup> PrepareRun(const ResolvedConfig& config, const RunCheck& check,
                                          Processes* processes) {
   Communicator* const comm = processes->comm;
   if (comm != nullptr) BURST_RETURN_IF_ERROR(AgreeOnOptions(config, comm));
   absl::StatusOr<TrainingSetup> setup = PrepareUnwatched(config);
-  // Over MPI nothing else tells a rank that has stopped from one that reads for long.
+  // Over MPI, nothing else distinguishes a rank that has stopped from one that reads for a long
+  // time.
   if (config.comm == CommKind::kMpi) processes->WatchThisRank();
   BURST_RETURN_IF_ERROR(processes->Agree(setup.status()));
   if (comm != nullptr) BURST_RETURN_IF_ERROR(AgreeOnSetup(*setup, comm));
@@ -118,11 +122,12 @@ absl::StatusOr<TrainingSetup> PrepareRun(const ResolvedConfig& config, const Run
     BURST_RETURN_IF_ERROR(processes->Agree(status));
     return setup;
   }
-  // Not before: others may have waited while this one loaded data.
+  // The watch begins only now, because others may have waited while this one loaded data.
   processes->WatchThisRank();
   if (comm != nullptr) BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
   if (processes->IsFirst()) {
-    std::optional<ScopedCudaDevice> first;  // a process that is a rank has chosen its GPU
+    // Empty where this process is a rank and has chosen its GPU.
+    std::optional<ScopedCudaDevice> first;
     if (comm == nullptr && config.device == DeviceType::kCuda) first.emplace(0);
     status = check(&*setup);
   }
@@ -130,7 +135,7 @@ absl::StatusOr<TrainingSetup> PrepareRun(const ResolvedConfig& config, const Run
   return setup;
 }
 
-// The ranks are threads of this process.
+// Trains with threads of this process as ranks.
 absl::Status TrainThreads(const ResolvedConfig& config, const RunCheck& check) {
   Processes alone;
   BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareRun(config, check, &alone));
@@ -138,8 +143,9 @@ absl::Status TrainThreads(const ResolvedConfig& config, const RunCheck& check) {
   return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(setup, &comm); });
 }
 
-// This process is a rank. The processes are connected before they read data: one that is lost
-// meanwhile is named by the others, and reading may take one of them longer than another.
+// Trains with this process as a rank. The processes are connected before they read data, because
+// reading may take some longer than others. So the others can name a process that is lost
+// meanwhile.
 absl::Status TrainProcess(const ResolvedConfig& config, const RunCheck& check, Communicator* comm) {
   Processes processes{comm};
   BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareRun(config, check, &processes));
@@ -152,7 +158,7 @@ absl::Status TrainProcess(const ResolvedConfig& config, const RunCheck& check, C
 
 absl::Status TrainOverMpi(const ResolvedConfig& config, const RunCheck& check, Communicator* mpi) {
   BURST_RETURN_IF_ERROR(TrainProcess(config, check, mpi));
-  // MPI's own end waits for all ranks as well, but unwatched.
+  // MPI's own end also waits for all ranks, but nothing watches it.
   const ScopedRankProgress progress(mpi->rank());
   const ScopedPhase phase("exit");
   return AgreeOn(absl::OkStatus(), mpi);

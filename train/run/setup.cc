@@ -18,9 +18,10 @@
 namespace burst {
 namespace {
 
-constexpr char kOfAllData[] = "xxh3:";  // begins a fingerprint
+constexpr char kOfAllData[] = "xxh3:";  // prefix of a fingerprint
 
-// The fingerprint of all data: other tokens, another tokenizer or another split give another one.
+// Returns the fingerprint of all data. Other tokens, another tokenizer or another split give
+// another fingerprint.
 std::string FingerprintOf(const TrainingData& data) {
   std::vector<uint64_t> parts;
   for (const TokenSpan* span : {&data.train, &data.validation}) {
@@ -31,7 +32,7 @@ std::string FingerprintOf(const TrainingData& data) {
                          XXH3_64bits(parts.data(), parts.size() * sizeof(parts[0])));
 }
 
-// What earlier versions wrote: FNV-1a over tokens from all over both parts.
+// Returns the fingerprint of earlier versions: FNV-1a over a sample of tokens of both parts.
 absl::StatusOr<std::string> SampledFingerprintOf(const TrainingData& data) {
   constexpr int64_t kProbes = 256, kTokens = 256;
   uint64_t hash = 0xcbf29ce484222325;
@@ -54,10 +55,10 @@ absl::Status CheckTokens(const TrainingData& data, int64_t vocab) {
   return data.validation.corpus->CheckVocab(vocab);
 }
 
-// Shards without a tokenizer say how large their vocabulary is, and the model becomes as large: a
-// header that is wrong about it would ask for any amount of memory.
+// Checks the vocabulary size that shards without a tokenizer give. The model becomes as large, so a
+// wrong header would ask for any amount of memory.
 absl::Status CheckShardVocabulary(const TrainingData& data) {
-  constexpr int64_t kOrdinary = 1 << 20;  // more than tokenizers have
+  constexpr int64_t kOrdinary = 1 << 20;  // more tokens than tokenizers have
   constexpr int64_t kFar = 16;
   if (data.tokenizer.has_value() || data.vocab <= kOrdinary) return absl::OkStatus();
   if (!data.train.corpus->CheckVocab(data.vocab / kFar).ok()) return absl::OkStatus();
@@ -88,7 +89,7 @@ absl::Status CheckWindow(const char* option, const char* part, const TokenSpan& 
                                                  " tokens, too few for --seqlen=", seqlen, advice));
 }
 
-// Contradictions that show only with the data at hand.
+// Finds contradictions that only the data shows.
 absl::Status CheckAgainstData(const ResolvedConfig& options, const TrainingData& data) {
   BURST_RETURN_IF_ERROR(
       CheckWindow("data", "training", data.train, options.seqlen, "; give a shorter one"));
@@ -114,8 +115,8 @@ absl::Status CheckAgainstData(const ResolvedConfig& options, const TrainingData&
   return absl::OkStatus();
 }
 
-// The tokenizer of a file, or the model's own where the option is auto; none: `config.tokenizer`'s
-// kind, or characters.
+// Returns the tokenizer of a file, or the model's own if the option is auto. Returns nullopt for
+// the kind in `config.tokenizer`, or for characters.
 absl::StatusOr<std::optional<Tokenizer>> FindTokenizer(const ResolvedConfig& config,
                                                        const std::string& data) {
   const auto named = [](const absl::Status& status, absl::string_view advice) {
@@ -130,10 +131,11 @@ absl::StatusOr<std::optional<Tokenizer>> FindTokenizer(const ResolvedConfig& con
   if (config.tokenizer.has_value() || !has_weights) return std::nullopt;
   BURST_ASSIGN_OR_RETURN(const Sources sources, FindSources("data", data));
   if (sources.shards) return std::nullopt;
-  if (config.resume) {  // what the run began with, also where the model's folder has changed
+  // The tokenizer that the run began with, even if the model's folder has changed.
+  if (config.resume) {
     const Pretrained run = {Pretrained::Kind::kCheckpoint, CheckpointPath(config.out), {}, 0};
     absl::StatusOr<Tokenizer> found = TokenizerOf(run);
-    // A damaged checkpoint is named when the run is found.
+    // Finding the run reports a damaged checkpoint.
     if (found.ok() || !config.pretrained.has_value()) {
       return found.ok() ? std::make_optional(*std::move(found)) : std::nullopt;
     }
@@ -145,7 +147,7 @@ absl::StatusOr<std::optional<Tokenizer>> FindTokenizer(const ResolvedConfig& con
                "tokenizer.json or their folder, or char or byte to train it on other tokens");
 }
 
-// An error of a data cache whose folder nobody has named says what makes it lie there.
+// Adds to a data cache's error why the cache is in its folder, if no option named the folder.
 absl::Status WhereTheCacheIs(const ResolvedConfig& config, const absl::Status& status) {
   const bool of_cache = absl::StartsWith(status.message(), "--data_cache: ");
   if (!of_cache || !config.data_cache.empty()) return status;
@@ -222,7 +224,7 @@ absl::Status FindResumed(TrainingSetup* setup) {
     return absl::FailedPreconditionError(absl::StrCat("--steps: the run has made ", found->step,
                                                       " steps already; give more than that"));
   }
-  // Without the evaluation of its last step, which was interrupted, a run continues with that.
+  // A run whose last evaluation was interrupted continues with that evaluation.
   setup->finished =
       found->step == config.steps && (config.eval_every == 0 || found->val_loss.has_value());
   if (!setup->finished && config.profile_first > 0 && config.profile_first <= found->step) {

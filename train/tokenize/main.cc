@@ -1,4 +1,4 @@
-// bazel run //train:tokenize: texts to shards.
+// bazel run //train:tokenize: turns texts into shards.
 #include <chrono>
 #include <cstdio>
 #include <string>

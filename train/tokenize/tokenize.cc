@@ -31,7 +31,7 @@ absl::Status Named(absl::string_view option, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("--", option, ": ", status.message()));
 }
 
-// The folder while it is being written.
+// The output folder while it is being written.
 class OutputFolder {
  public:
   static absl::StatusOr<OutputFolder> Make(const std::string& path) {
@@ -48,7 +48,7 @@ class OutputFolder {
     }
     absl::StatusOr<FileLock> lock = FileLock::TryAcquire(part + "/" + kLock);
     if (!lock.ok()) return Named("out", lock.status());
-    // The earlier holder may have given the folder its name.
+    // The earlier holder of the lock may have given the folder its name.
     BURST_RETURN_IF_ERROR(Named("out", lock->CheckStillThere()));
     // Removes the leftovers of a killed process.
     std::vector<fs::path> left;
@@ -67,7 +67,8 @@ class OutputFolder {
       return absl::InternalError(
           absl::StrCat("--out: cannot rename ", part_, " to ", path_, ": ", strerror(errno)));
     }
-    // Not before the folder has its name: another process would lock a new file, and empty it.
+    // The lock stays until the folder has its name. Otherwise another process would lock a new file
+    // and empty the folder.
     std::error_code error;
     fs::remove(path_ + "/" + kLock, error);
     return Named("out", SyncFolder(fs::path(path_).parent_path().string()));
@@ -83,12 +84,12 @@ class OutputFolder {
   FileLock lock_;
 };
 
-// The tokens around a document. Where there are any before it, the first one separates documents.
+// The tokens around a document. If tokens come before it, the first of them separates documents.
 struct Surroundings {
   std::vector<int32_t> before, behind;
 };
 
-// Gives each document its surroundings, and the first documents to validation.
+// Writes each document with its surroundings. The first documents go to validation.
 class DocumentWriter {
  public:
   DocumentWriter(const TokenizeConfig& config, const std::string& folder,
@@ -160,7 +161,7 @@ absl::StatusOr<Surroundings> FindSurroundings(const TokenizeConfig& config,
                      " puts none (post_processor of tokenizer.json); give --nobos"));
   }
   found.before = *std::move(beginning);
-  // Where both are one token, the next document's is the end.
+  // If the separator and the end of text are one token, the next document's separator is the end.
   if (config.separators && found.before[0] != end_of_text) found.behind = {end_of_text};
   return found;
 }

@@ -24,7 +24,7 @@ absl::StatusOr<BpeVocabulary> BpeVocabulary::Create(const BpeFile& file) {
                                                    missing - bytes.begin(),
                                                    "; byte-level BPE needs all 256"));
   }
-  // If a pair is there twice, the later one counts, as in tokenizers.
+  // If a pair occurs twice, the later one counts, as in tokenizers.
   vocabulary.merges_.reserve(file.merges.size());
   for (size_t rank = 0; rank < file.merges.size(); ++rank) {
     const BpeMerge& merge = file.merges[rank];
@@ -40,7 +40,8 @@ int32_t BpeVocabulary::WholePiece(absl::string_view bytes) const {
 }
 
 void BpeMerger::Append(absl::string_view piece, std::vector<int32_t>* tokens) {
-  constexpr size_t kShort = 48, kMostKnown = 1 << 17;  // bytes; pieces
+  // Bytes of a short piece; pieces that are remembered.
+  constexpr size_t kShort = 48, kMostKnown = 1 << 17;
   if (piece.size() == 1) {
     tokens->push_back(vocabulary_.byte_token(static_cast<uint8_t>(piece[0])));
     return;
@@ -73,7 +74,7 @@ void BpeMerger::Append(absl::string_view piece, std::vector<int32_t>* tokens) {
   known_tokens_.insert(known_tokens_.end(), tokens->begin() + before, tokens->end());
 }
 
-// Looks at all pairs before each merge.
+// Merges a short piece. It looks at all pairs before each merge.
 void BpeMerger::MergeShort(absl::string_view piece, std::vector<int32_t>* tokens) {
   symbols_.clear();
   for (char c : piece) symbols_.push_back(vocabulary_.byte_token(static_cast<uint8_t>(c)));
@@ -96,10 +97,10 @@ void BpeMerger::MergeShort(absl::string_view piece, std::vector<int32_t>* tokens
   tokens->insert(tokens->end(), symbols_.begin(), symbols_.end());
 }
 
-// Keeps the pairs in a queue: n log n.
+// Merges a long piece of n bytes in n log n steps, with the pairs in a queue.
 void BpeMerger::MergeLong(absl::string_view piece, std::vector<int32_t>* tokens) {
   struct Symbol {
-    int32_t token;  // -1: it was merged into the one before
+    int32_t token;  // -1 if it was merged into the one before
     int64_t before, after;
   };
   const int64_t n = static_cast<int64_t>(piece.size());

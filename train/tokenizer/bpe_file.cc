@@ -20,11 +20,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// GPT-2's (Radford et al., 2019).
+// GPT-2's pattern (Radford et al., 2019).
 constexpr char kGpt2Pattern[] =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr size_t kMostAdded = 16 << 20;  // bytes of all together
-constexpr size_t kLongestAdded = 1024;   // bytes, each of which may be looked at for each of a text
+constexpr size_t kMostAdded = 16 << 20;  // bytes of all added tokens
+// Bytes; a search may look at all of them at every byte of a text.
+constexpr size_t kLongestAdded = 1024;
 constexpr char kGpt2EndOfTextName[] = "<|endoftext|>";
 
 template <typename... What>
@@ -32,7 +33,7 @@ absl::Status Invalid(const What&... what) {
   return absl::InvalidArgumentError(absl::StrCat(what...));
 }
 
-// A string of a file in an error: not too much of it.
+// Shortens a string of a file for an error.
 std::string Shown(absl::string_view text) {
   constexpr size_t kMost = 40;
   Json shown = std::string(text.substr(0, kMost));
@@ -104,7 +105,8 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // ByteLevel, with GPT-2's pattern or without one; or a Split, and then a ByteLevel without.
+  // Reads the pre-tokenizer: a ByteLevel with or without GPT-2's pattern, or a Split and a
+  // ByteLevel without it.
   absl::Status ReadPreTokenizer(const Json& json) {
     if (TypeOf(json) != "Sequence") return ReadByteLevel(json);
     const Json& parts = Get(json, "pretokenizers");
@@ -190,7 +192,7 @@ class Reader {
       largest = std::max(largest, read.id);
       file_.added.push_back(std::move(read));
     }
-    // A few numbers may be left out, but a file of a few bytes does not ask for much memory.
+    // A file may leave out some ids. The bound keeps a small file from asking for much memory.
     const int64_t known = static_cast<int64_t>(vocab.size() + file_.added.size());
     if (largest > 2 * known + 1000) {
       return Invalid("the id ", largest, " is far beyond the ", known, " tokens that there are");
@@ -295,7 +297,7 @@ absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,
   for (absl::string_view line : absl::StrSplit(merges, '\n')) {
     ++number;
     line = absl::StripSuffix(line, "\r");
-    // The first line is a comment; '#' begins merges, too.
+    // The first line is a comment. '#' also begins merges.
     if (line.empty() || (number == 1 && absl::StartsWith(line, "#version"))) continue;
     const std::vector<std::string> parts = absl::StrSplit(line, ' ');
     if (parts.size() != 2) {

@@ -11,11 +11,11 @@
 namespace burst {
 namespace {
 
-// The names in GPT-2 and Qwen, in Llama 3, and in other families.
+// Names of the token in GPT-2 and Qwen, in Llama 3, and in other families.
 constexpr absl::string_view kEndOfTextNames[] = {"<|endoftext|>", "<|end_of_text|>", "</s>",
                                                  "<eos>"};
 
-// Whether text[at...] may be the beginning of a character whose end would follow.
+// Returns whether text[at...] may be the beginning of a character that is cut.
 bool IsCutCharacter(absl::string_view text, size_t at) {
   const auto first = static_cast<unsigned char>(text[at]);
   const size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
@@ -32,8 +32,8 @@ void BpeTokenizer::AddedTokens::Take(std::vector<std::pair<std::string, int32_t>
     longest = std::max(longest, text.size());
     begins[static_cast<uint8_t>(text[0])] = true;
   }
-  // For each node, the range of tokens that begin with its text. A node's continuations are made
-  // when it is reached.
+  // The range of tokens that begin with a node's text. A node's continuations are made when it is
+  // reached.
   struct Range {
     size_t begin, end, depth;
   };
@@ -112,7 +112,8 @@ BpeEncoder::BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials s
   }
 }
 
-// The leftmost added token that begins in [begin, end), of several the longest.
+// Returns the leftmost added token that begins in [begin, end). If several begin there, it is the
+// longest one.
 BpeEncoder::Found BpeEncoder::FindAdded(absl::string_view text, size_t begin, size_t end) const {
   if (added_.nodes.empty()) return {end, 0, -1};
   for (size_t at = begin; at < end; ++at) {
@@ -137,14 +138,14 @@ void BpeEncoder::AppendNormalized(absl::string_view text, bool /*begins*/, std::
   }
 }
 
-// Where what begins at `begin`, UTF-8 or not, ends.
+// Returns the run that begins at `begin`, which is UTF-8 or is not.
 BpeEncoder::Part BpeEncoder::RunAt(absl::string_view text, size_t begin, bool complete) {
   Part run{Part::Kind::kText, text.size(), complete, -1};
   for (size_t at = begin; at < text.size();) {
     size_t next = at;
     const bool valid = NextCodePoint(text, &next) != kCodePoints;
     if (!valid && !complete && IsCutCharacter(text, at)) {
-      run.end = at;  // what follows decides
+      run.end = at;  // the next bytes decide
       break;
     }
     const auto kind = valid ? Part::Kind::kText : Part::Kind::kBroken;
@@ -162,8 +163,8 @@ BpeEncoder::Part BpeEncoder::PartAt(absl::string_view text, size_t begin, bool c
   if (begin >= run_.end) run_ = RunAt(text, begin, complete);
   Part part = run_;
   if (part.kind == Part::Kind::kBroken || added_.nodes.empty()) return part;
-  // An added token is UTF-8, so it does not reach across runs. Near the end of the text so far, an
-  // added token may begin that is cut.
+  // An added token is UTF-8, so it does not reach across runs. Near the end of the text so far, a
+  // cut added token may begin.
   const size_t cut = part.complete ? 0 : std::min(part.end - begin, added_.longest - 1);
   const Found added = FindAdded(text.substr(0, part.end), begin, part.end - cut);
   part.end = added.begin;

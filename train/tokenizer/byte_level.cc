@@ -8,7 +8,7 @@ namespace burst {
 namespace {
 
 constexpr uint32_t kFirstOther = 0x100;
-constexpr uint32_t kCharacters = 0x144;  // all of them are below
+constexpr uint32_t kCharacters = 0x144;  // all characters are below this one
 
 bool StandsForItself(uint32_t c) {
   return (c >= 0x21 && c <= 0x7E) || (c >= 0xA1 && c <= 0xAC) || (c >= 0xAE && c <= 0xFF);

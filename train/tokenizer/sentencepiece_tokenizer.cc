@@ -16,10 +16,11 @@ namespace {
 constexpr absl::string_view kSpaceSymbol = "\xE2\x96\x81";    // U+2581
 constexpr absl::string_view kNotACharacter = "\xEF\xBF\xBD";  // U+FFFD
 constexpr absl::string_view kWithoutSpace("\x1a\x02\x18\x00", 4);
-constexpr size_t kShortWord = 48, kMostKnownWords = 1 << 17;  // bytes; words
+// Bytes of a short word; words that are remembered.
+constexpr size_t kShortWord = 48, kMostKnownWords = 1 << 17;
 constexpr int kByteTokens = 256;
 
-// Bytes of the space at a place of the text; 0: something else is there.
+// Returns the bytes of the space at a place of the text, or 0 if something else is there.
 size_t SpaceAt(absl::string_view text, size_t at) {
   if (at >= text.size()) return 0;
   if (text[at] == ' ') return 1;
@@ -30,22 +31,22 @@ size_t SpaceAt(absl::string_view text, size_t at) {
 // ---- What the file says of itself (sentencepiece_model.proto), which the library does not tell.
 
 struct ModelFields {
-  bool is_bpe = false;  // else unigram, words or characters
+  bool is_bpe = false;  // otherwise unigram, words or characters
   bool byte_fallback = false, space_behind = false;
   bool changes_characters = false, adds_space = true, removes_spaces = true, escapes_spaces = true;
 };
 
-// The fields of a message of protocol buffers: numbers, and bytes of strings and messages.
+// Reads the fields of a protocol buffer's message: numbers, and bytes of strings and messages.
 class ProtoReader {
  public:
   explicit ProtoReader(absl::string_view bytes) : bytes_(bytes) {}
 
   struct Field {
     int number = 0;
-    uint64_t value = 0;       // of a varint
-    absl::string_view bytes;  // of what has a length
+    uint64_t value = 0;       // value of a varint
+    absl::string_view bytes;  // bytes of a string or message
   };
-  // Nothing at the end, or where the bytes are not a message.
+  // Returns the next field, or nullopt at the end and where the bytes are not a message.
   std::optional<Field> Next() {
     uint64_t key = 0;
     if (bytes_.empty() || !Varint(&key)) return std::nullopt;
@@ -131,7 +132,7 @@ absl::Status CheckSupported(const ModelFields& fields) {
   return absl::OkStatus();
 }
 
-// Whether a space follows something else within the piece of the vocabulary.
+// Returns whether a space follows something else within the piece of the vocabulary.
 bool ReachesToASpace(absl::string_view piece) {
   bool other = false;
   for (size_t at = 0; at < piece.size();) {
@@ -154,8 +155,8 @@ absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceToken
   BURST_RETURN_IF_ERROR(CheckSupported(*fields));
   std::shared_ptr<SentencePieceTokenizer> tokenizer(new SentencePieceTokenizer());
   SentencePieceLibrary& library = tokenizer->library_;
-  // The space before a text is added here (AppendNormalized): the text behind a control token has
-  // none. normalizer_spec.add_dummy_prefix is there twice now, and the later one counts.
+  // AppendNormalized adds the space before a text, because the text after a control token has none.
+  // normalizer_spec.add_dummy_prefix now occurs twice, and the later one counts.
   const std::string error = library.Load(absl::StrCat(model, kWithoutSpace));
   if (!error.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("not a model of SentencePiece: ", error));
@@ -204,7 +205,8 @@ std::unique_ptr<FileEncoder> SentencePieceTokenizer::MakeEncoder(Specials specia
   return std::make_unique<SentencePieceEncoder>(shared_from_this(), specials);
 }
 
-// The first control token whose text begins at or after `begin`; of several the longest.
+// Returns the first control token whose text begins at or after `begin`. If several begin there, it
+// is the longest one.
 SentencePieceEncoder::Control SentencePieceEncoder::FindControl(absl::string_view text,
                                                                 size_t begin) const {
   Control first{text.size(), 0, -1};
@@ -225,12 +227,12 @@ void SentencePieceEncoder::AppendNormalized(absl::string_view text, bool begins,
   for (size_t at = 0; at < text.size();) {
     const Control control = FindControl(text, at);
     const bool spaced = at > 0 ? specials_ == Specials::kAreTokensAndSpaced : begins;
-    // As transformers has it, a prompt that begins with a space has one.
+    // As in transformers, a prompt that begins with a space gets no second one.
     const bool has_space = specials_ != Specials::kAreText && SpaceAt(text, at) > 0;
     if (control.begin > at && spaced && !has_space && tokenizer_->adds_space_) out->push_back(' ');
     const absl::string_view part = text.substr(0, control.begin);
     while (at < part.size()) {
-      size_t valid = at, next = at;  // ends of what is UTF-8
+      size_t valid = at, next = at;  // the ends of valid UTF-8
       while (next < part.size() && NextCodePoint(part, &next) != kCodePoints) valid = next;
       absl::StrAppend(out, part.substr(at, valid - at));
       at = valid;
@@ -243,7 +245,7 @@ void SentencePieceEncoder::AppendNormalized(absl::string_view text, bool begins,
   }
 }
 
-// The end of spaces, then of other characters.
+// Returns the end of the spaces at `begin` and of the other characters after them.
 size_t SentencePieceEncoder::EndOfWord(absl::string_view text, size_t begin) const {
   if (!tokenizer_->pieces_are_words_) return text.size();
   size_t at = begin;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kLongestPattern = 10000;
 
-// White_Space of Unicode; PCRE2's \s also has U+180E.
+// Unicode's White_Space. PCRE2's \s also has U+180E.
 constexpr char kSpaces[] =
     "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
     "\\x{205f}\\x{3000}";
@@ -27,7 +27,7 @@ absl::Status NotSupported(absl::string_view what) {
       absl::StrCat("its pattern has ", what, ", which is not supported"));
 }
 
-// The ranges that later versions of Unicode added to a category ("L", "Lu").
+// Returns the ranges that later versions of Unicode added to a category ("L", "Lu").
 std::string Additions(absl::string_view category) {
   std::string ranges;
   for (const UnicodeAddition& addition : kUnicodeAdditions) {
@@ -138,7 +138,7 @@ absl::StatusOr<std::shared_ptr<const SplitPattern>> SplitPattern::Compile(
   uint32_t lookbehind = 0;
   pcre2_pattern_info(code, PCRE2_INFO_MAXLOOKBEHIND, &lookbehind);
   if (lookbehind > 0) return NotSupported("a part that looks at what is before it");
-  // Where code cannot be made at run time, PCRE2 interprets the pattern.
+  // If code cannot be made at run time, PCRE2 interprets the pattern.
   result->has_jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
   return std::shared_ptr<const SplitPattern>(std::move(result));
 }
@@ -182,7 +182,7 @@ absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool c
   if (result == PCRE2_ERROR_NOMATCH && complete) bytes_ += static_cast<int64_t>(text.size());
   if (result == PCRE2_ERROR_NOMATCH) return complete ? text.size() : kMore;
   if (result == PCRE2_ERROR_PARTIAL) return kMore;
-  // 0: more groups than were asked for.
+  // 0 means more groups than were asked for.
   if (result < 0) {
     unsigned char message[256];
     pcre2_get_error_message(result, message, sizeof(message));

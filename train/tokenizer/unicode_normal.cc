@@ -16,7 +16,8 @@ namespace {
 
 bool IsAscii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 
-// Below U+0300, every text is in normal form. 0xCC begins U+0300.
+// Returns whether normalization may change a text. Below U+0300, every text is in normal form. 0xCC
+// begins U+0300.
 bool MayChange(absl::string_view text) {
   return std::any_of(text.begin(), text.end(),
                      [](char c) { return static_cast<unsigned char>(c) >= 0xCC; });
@@ -34,7 +35,8 @@ void AppendForm(absl::string_view text, std::string* out) {
   std::free(form);
 }
 
-// Whether tokenizers leaves a character where it is, and what combines does not reach across it.
+// Returns whether tokenizers leaves a character where it is, and combining characters do not reach
+// across it.
 bool IsNotNormalized(uint32_t c) {
   const auto ends_before = [](const auto& range, uint32_t c) { return range.last < c; };
   const auto in = [&](const auto& ranges) {
@@ -44,9 +46,9 @@ bool IsNotNormalized(uint32_t c) {
   return in(kNotNormalized) || in(kUnicodeAdditions);
 }
 
-// `text` may have bytes that are not UTF-8.
+// Appends the normalized parts of `text`, which may have bytes that are not UTF-8.
 void AppendParts(absl::string_view text, std::string* out) {
-  size_t begin = 0;  // of what is not appended yet
+  size_t begin = 0;  // begin of the text that is not appended yet
   for (size_t at = 0; at < text.size();) {
     const size_t start = at;
     const uint32_t c = NextCodePoint(text, &at);
@@ -63,7 +65,8 @@ void AppendParts(absl::string_view text, std::string* out) {
 
 void AppendNfc(absl::string_view text, std::string* out) {
   for (size_t at = 0; at < text.size();) {
-    // Up to the last ASCII character before others, which may combine with it.
+    // Appends the text up to the last ASCII character, which the characters after it may combine
+    // with.
     size_t other = at;
     while (other < text.size() && IsAscii(text[other])) ++other;
     const size_t begin = other == text.size() || other == at ? other : other - 1;

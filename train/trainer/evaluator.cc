@@ -18,7 +18,8 @@ absl::StatusOr<std::optional<double>> Evaluator::MeanLoss() {
   const ScopedPhase phase("evaluation");
   const ResolvedConfig& config = rank_.config;
   const int64_t all = data_.max_evaluation();
-  // Counts batches, because the number of their sequences may need more than 64 bits.
+  // The comparison counts batches, because the number of their sequences may need more than 64
+  // bits.
   const bool some = config.eval_batches > 0 && config.eval_batches < all / config.batch;
   const int64_t total = some ? config.eval_batches * config.batch : all;
   const Tensor sums = Tensor::Zeros({2}, DType::kFloat64, config.device);
@@ -28,8 +29,8 @@ absl::StatusOr<std::optional<double>> Evaluator::MeanLoss() {
     BURST_RETURN_IF_ERROR(stop_.Agree());
     if (stop_.stops()) return std::optional<double>();
     const auto [begin, end] = batches_.Share(std::min(config.batch, total - first));
-    const bool idle = begin == end;         // fewer sequences than groups
-    if (idle && config.zero < 3) continue;  // with ZeRO-3 it sends its part of the parameters
+    const bool idle = begin == end;         // fewer sequences than groups are left
+    if (idle && config.zero < 3) continue;  // with ZeRO-3 the rank sends its part of the parameters
     BURST_ASSIGN_OR_RETURN(const GlobalBatch batch,
                            idle ? data_.Evaluation(first, 1, total)
                                 : data_.Evaluation(first + begin, end - begin, total));

@@ -18,15 +18,15 @@
 namespace burst {
 namespace {
 
-// Elements of an offloaded state of `numel` that go to the GPU at a time. Three such pieces take at
-// most 48 MiB each. A piece takes long compared with a
-// launch, and is short compared with the whole state.
+// Returns the number of elements of an offloaded state of `numel` that go to the GPU at a time.
+// Three such pieces take at most 48 MiB each. A piece takes long compared with a launch, and is
+// short compared with the whole state.
 int64_t StreamedElements(int64_t numel) {
   constexpr int64_t kLeast = int64_t{64} << 10, kMost = int64_t{4} << 20, kPieces = 64;
   return std::clamp(numel / kPieces / 64 * 64, kLeast, kMost);
 }
 
-// The ranges of this rank's shard whose weights decay.
+// Returns the ranges of this rank's shard whose weights decay.
 std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   std::vector<DecayRange> ranges;
   for (int i = 0; i < parameters.size(); ++i) {
@@ -40,13 +40,13 @@ std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   return ranges;
 }
 
-// What offloaded activations need: the most tokens of a pass on any rank. Page-locking happens
-// before a rank waits for another's kernels, so the memory is reserved from this.
+// Computes what offloaded activations need: the most tokens of a pass on any rank. The memory is
+// reserved before a rank waits for another's kernels, because page-locking must happen before that.
 ExecutionPlan::Offload OffloadOf(const ResolvedConfig& config) {
   if (!OffloadsActivations(config.offload)) return {};
   const Mesh& mesh = config.mesh;
   const int ranks = mesh.sequence * (config.spreads_stream() ? mesh.tensor : 1);
-  // A rank has at most one token, or chunk, more than an equal share, rounded up.
+  // A rank has at most one token or chunk more than an equal share, rounded up.
   const int64_t step = config.exact ? std::min(config.exact_chunk, config.seqlen) : 1;
   const int64_t share = (config.seqlen / step + ranks - 1) / ranks + 1;
   const int64_t length = std::min(config.seqlen, share * step);
@@ -57,7 +57,7 @@ ExecutionPlan::Offload OffloadOf(const ResolvedConfig& config) {
                      config.layout == Layout::kStriped)) {
     attended = attended / 2 + 1;
   }
-  // Ulysses also keeps its result for the heads that it computed.
+  // Ulysses also keeps the result of the heads that it computed.
   const bool exchanges = config.strategy == Strategy::kUlysses ||
                          (config.strategy == Strategy::kBurstUlysses && config.ulysses > 1);
   const int64_t sequences = config.batch / mesh.data;
@@ -82,8 +82,8 @@ ExactAttentionOptions ExactOptions(const ResolvedConfig& config, int64_t step_to
   options.layout = config.layout;
   options.chunk = std::min(config.exact_chunk, config.seqlen);
   options.rows = config.exact_chunk / options.chunk;
-  // The loss is a mean over at most `step_tokens` tokens. A part of dK or dV has elements up to
-  // 2^22 / chunks times those of a token whose loss is all there is, in steps of 2^-30.
+  // The loss is a mean over at most `step_tokens` tokens. Elements of a part of dK or dV may be
+  // 2^22 / chunks times those of a single token's loss, in steps of 2^-30.
   const int exponent = std::ilogb(static_cast<double>(step_tokens)) + 1;
   options.grid = ExactGrid::For(std::ldexp(1.0, -30 - exponent), config.seqlen / options.chunk);
   return options;

@@ -59,7 +59,7 @@ absl::Status RunSaver::Save(int64_t step, std::optional<double> val_loss) {
 }
 
 absl::Status RunSaver::SaveTogether(const CheckpointInfo& info) {
-  // With --zero all ranks; else the first group of those that have a model between them.
+  // With --zero, all ranks save. Otherwise the first group of ranks that holds a whole model saves.
   Communicator* const group = config_.zero > 0 ? world_ : tensor_;
   if (config_.zero == 0 && world_->rank() >= config_.mesh.tensor) return absl::OkStatus();
   const WriteFile save = [&](const std::string& path) {
@@ -144,7 +144,7 @@ absl::Status RunSaver::ShareRunPath() {
   std::string own;
   if (report_ != nullptr) own = std::filesystem::absolute(report_->folder().path(), error).string();
   BURST_ASSIGN_OR_RETURN(run_path_, ShareString(own));
-  // Whatever lies there, rank 0 has just written that.
+  // Rank 0 has just written the file that lies there.
   const std::string settings = (std::filesystem::path(run_path_) / "config.json").string();
   const bool seen = std::filesystem::exists(settings, error);
   return AgreeOrWait(seen ? absl::OkStatus() : NotShared(run_path_), world_);

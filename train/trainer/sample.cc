@@ -15,7 +15,7 @@
 namespace burst {
 namespace {
 
-// The whole model from its checkpoint, for a rank that owns a part of it.
+// Loads the whole model from its checkpoint, for a rank that owns a part of it.
 absl::StatusOr<std::unique_ptr<Transformer>> LoadWhole(const ResolvedConfig& config,
                                                        const std::string& checkpoint) {
   BURST_ASSIGN_OR_RETURN(
@@ -43,7 +43,7 @@ absl::StatusOr<std::string> SampleText(const RankState& rank, const RunFolder& f
   generation.tokens = rank.setup.sample;
   generation.context = config.seqlen;
   generation.window = config.window;
-  // A run that is complete does not fail because of its model's files.
+  // A complete run does not fail because of its model's files.
   const PromptRules rules = RulesOfCheckpoint(folder.checkpoint(), tokenizer, /*with_begin=*/true)
                                 .value_or(PromptRules());
   generation.ends = rules.ends;

@@ -19,10 +19,11 @@ namespace burst {
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{20};
-constexpr unsigned kMostSeconds = 600;  // for the process that saves, which nobody else ends
+constexpr unsigned kMostSeconds = 600;  // limit for the saving process, which nobody else ends
 
-// The connections of the process stay its own: others notice by them that it has ended. And a
-// launcher that waits for the end of its processes' output does not wait for this one's.
+// Closes the connections that the child inherited, because others notice by them that the parent
+// has ended. A launcher that waits for the end of its processes' output then does not wait for the
+// child.
 void LeaveConnections() {
   std::vector<int> connections;
   DIR* const folder = opendir("/proc/self/fd");
@@ -74,7 +75,8 @@ void SnapshotOnSignal::Watch() {
   while (!done_.load()) {
     std::this_thread::sleep_for(kPollInterval);
     if (InterruptSignal() == 0) continue;
-    // Not while the state changes; and not if this process itself comes to its save before.
+    // The fork waits while the state changes. It does not happen if this process itself saves
+    // first.
     while (!LockedAndIdle()) {
       if (done_.load()) return;
       std::this_thread::sleep_for(kPollInterval);
@@ -87,7 +89,7 @@ void SnapshotOnSignal::Watch() {
 
 void SnapshotOnSignal::Save() {
   child_ = fork();
-  if (child_ != 0) return;  // this process; or there is no other one
+  if (child_ != 0) return;  // in the parent, or if the fork failed
   setsid();
   alarm(kMostSeconds);
   LeaveConnections();

@@ -29,7 +29,7 @@ std::optional<int64_t> StepRunner::first_enqueued() const {
 //   loss = 1/n sum over ranks, micro-batches and targets of -log p(target),   n: all of the targets
 //   g = d loss / d parameters, scaled to a norm of at most clip;  AdamW(g)
 //
-// The host waits for nothing: what it learns of the step, it learns in Complete.
+// The host does not wait here. Complete waits for the step's results.
 absl::Status StepRunner::Enqueue(int64_t step, bool follows) {
   ReachStep(step + 1);
   enqueued_.push_back({step, config_.lr(step), follows});
@@ -84,7 +84,7 @@ absl::StatusOr<bool> StepRunner::CanContinue(int64_t steps) {
   const Tensor loss = results.Slice(0, 0, 1), norm = results.Slice(0, 1, 1);
   BURST_RETURN_IF_ERROR(ForwardBackward(steps * config_.accumulate, /*count=*/1, loss));
   BURST_RETURN_IF_ERROR(rank_.FinishGradients(norm));
-  BURST_RETURN_IF_ERROR(rank_.comm->Barrier());  // before a rank waits for its GPU, all enqueue
+  BURST_RETURN_IF_ERROR(rank_.comm->Barrier());  // all ranks enqueue before one waits for its GPU
   const std::vector<double> values = results.ToVector<double>();
   const bool is_finite = state_is_finite && std::isfinite(values[0]) && std::isfinite(values[1]);
   BURST_ASSIGN_OR_RETURN(const bool ruined, rank_.OnAnyRank(!is_finite));
@@ -133,11 +133,11 @@ absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, double loss_sca
   return tape.Backward(part);
 }
 
-// The reductions begin when all gradients are complete, because the order in which they become so
-// depends on the stage.
+// The reductions begin when all gradients are complete, because the order of completion depends on
+// the stage.
 absl::Status StepRunner::ForwardBackwardInPipeline(int64_t first, int64_t count, double loss_scale,
                                                    const Tensor& loss) {
-  const int64_t step = first / config_.accumulate;  // of a step, or of CanContinue before it
+  const int64_t step = first / config_.accumulate;  // of a step, or of CanContinue before the step
   BURST_RETURN_IF_ERROR(rank_.pipeline->ForwardBackward(
       *rank_.model, *rank_.attention, static_cast<int>(count),
       [&](int number) { return MicroBatch(first + number); }, loss_scale, loss,
@@ -149,7 +149,7 @@ absl::Status StepRunner::ForwardBackwardInPipeline(int64_t first, int64_t count,
 
 absl::StatusOr<Pipeline::MicroBatch> StepRunner::MicroBatch(int64_t number) {
   const auto [begin, end] = batches_.Share(config_.batch);
-  // To a plan all sequences are alike, except for their documents.
+  // A plan treats all sequences alike, except for their documents.
   if (!rank_.setup.simulated || config_.packed || !sequences_.has_value()) {
     BURST_ASSIGN_OR_RETURN(sequences_, data_.Training(number * config_.batch + begin, end - begin));
   }
@@ -173,7 +173,7 @@ absl::Status StepRunner::Update(const Tensor& loss_and_norm, double lr) {
   return rank_.shards == nullptr ? absl::OkStatus() : rank_.shards->GatherValues();
 }
 
-// The first stage makes the first pass of all and the last one, so its span covers every stage.
+// The first stage makes the very first and the very last pass, so its span covers every stage.
 absl::StatusOr<double> StepRunner::PipelineBubbleOf(const PassTimes& passes) {
   const double span = rank_.pipeline->stage() == 0 ? config_.mesh.stages * passes.Span() : 0;
   const Tensor sums = Tensor::FromVector<double>({span, passes.Busy()}, {2});

@@ -13,7 +13,7 @@ absl::Status StopAgreement::Agree() {
       {InterruptSignal() != 0 ? 1.0 : 0.0, saver_->busy() ? 1.0 : 0.0}, {2});
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
   stops_ = stops_ || sums.data<double>()[0] > 0;
-  // All ranks know of a set, or none.
+  // Either all ranks know of a set, or none.
   if (saver_->has_set() && sums.data<double>()[1] == 0) return saver_->CompleteSet();
   return absl::OkStatus();
 }

@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kMaxSkippedSteps = 5;
 
-// Whether the model's weights are finite. It takes no memory of the pool, whose lock another thread
-// may have held at the fork of this process.
+// Returns whether the model's weights are finite. The function takes no memory from the pool, whose
+// lock another thread may have held at the fork of this process.
 bool WeightsAreFinite(const Transformer& model) {
   const Tensor masters = model.parameters().masters();
   const auto* first = static_cast<const float*>(masters.raw_data());
@@ -74,7 +74,7 @@ absl::Status Trainer::OpenReport(bool verbose) {
   facts.sequences_per_epoch = steps_->sequences_per_epoch();
   facts.kept = model().parameters().kept_bytes();
   facts.throughput.flops_per_token = model().TrainingFlopsPerToken(config_.seqlen);
-  // The peak of all ranks at once, on the cores that the run will use.
+  // All ranks measure their peak at once, on the cores that the run will use.
   BURST_RETURN_IF_ERROR(rank_->comm->Barrier());
   const double own = verbose ? MeasurePeakFlops(config_.device, config_.dtype) : 0;
   const Tensor peak = Tensor::FromVector<double>({own}, {1});
@@ -109,7 +109,7 @@ absl::Status Trainer::Train() {
 
 absl::Status Trainer::TrainStep() {
   const int64_t steps = step_ + 1;
-  // Unless something comes between, or this may be the step that ends the run.
+  // The next step is enqueued unless something comes between, or this step may end the run.
   const bool enqueue_next = !EvaluatesAfter(steps) && !SavesAfter(steps) &&
                             steps + 1 != config_.profile_first && steps != config_.profile_last &&
                             skipped_ + 1 < kMaxSkippedSteps;
@@ -127,7 +127,7 @@ absl::Status Trainer::TrainStep() {
   if ((SavesAfter(steps) || stop_.stops()) && skipped_ < kMaxSkippedSteps) {
     BURST_RETURN_IF_ERROR(Save(metrics));
   }
-  // Prints last, for it may wait: mpirun reads no output while it ends its processes.
+  // Printing comes last because it may wait: mpirun reads no output while it ends its processes.
   if (report_ != nullptr) report_->Print(metrics, saved_);
   if (skipped_ < kMaxSkippedSteps) return absl::OkStatus();
   return NotFinite(absl::StrCat("the loss or its gradient was not finite in the last ",
@@ -194,8 +194,8 @@ absl::Status Trainer::Save(const StepMetrics& last) {
 }
 
 // Runs whose state is divided over ranks have no snapshot, because the ranks need one another for a
-// set of files. Neither have runs on GPUs, whose state is not in the host's memory. A launcher must
-// give such runs the time that a save takes.
+// set of files. Runs on GPUs have none either, because their state is not in the host's memory. A
+// launcher must give such runs the time that a save takes.
 std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
   if (report_ == nullptr || config_.comm == CommKind::kThreads || rank_->tensor != nullptr ||
       rank_->shards != nullptr || config_.checkpoint_sets || config_.device != DeviceType::kCpu) {
@@ -203,7 +203,7 @@ std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
   }
   return std::make_unique<SnapshotOnSignal>(
       [this] {
-        // A single rank cannot check more; older checkpoints stay.
+        // A single rank cannot check more than this. Older checkpoints stay.
         const bool good = skipped_ == 0 && WeightsAreFinite(model());
         return good && step_ > saver_.saved_step() ? saver_.SaveForked(step_, last_val_loss_)
                                                    : absl::OkStatus();
@@ -229,8 +229,8 @@ absl::Status Trainer::ReportEnd(double seconds) {
   return absl::OkStatus();
 }
 
-// Every rank comes here at once; rank 0 returns the error, the others wait until its failure ends
-// them.
+// Every rank calls this at once. Rank 0 returns the error, and the others wait until its failure
+// ends them.
 absl::Status Trainer::NotFinite(absl::string_view what) {
   const absl::Status written = saver_.Await();
   if (rank_->comm->rank() != 0) BURST_RETURN_IF_ERROR(rank_->comm->Barrier());

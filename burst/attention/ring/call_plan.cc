@@ -19,9 +19,9 @@ std::vector<PlannedCall> CallsOf(const KernelMask& mask, bool takes_blocks) {
   return calls;
 }
 
-// Heads that belong together: a KV head with the query heads that share it. One KV head is shared
-// by all, and its query heads are divided; their gradients add up. A division by tokens would cost
-// more: every key tile would be loaded, and its gradients stored, twice.
+// Heads that belong together: a KV head with the query heads that share it. If all query heads
+// share one KV head, the query heads are divided, and their gradients add up. A division by tokens
+// would cost more. Every key tile would be loaded twice, and its gradients stored twice.
 struct HeadGroups {
   int64_t count, queries;
   bool one_kv_head;
@@ -55,9 +55,9 @@ class StepMaker {
   HeadGroups groups_;
 };
 
-// A backward computes the rank's own block in two steps: the first while the first transfers run,
-// the second while the last gradients return. In a flat ring the two are equal. Between nodes the
-// last transfer takes longer, and the second step is three quarters.
+// Adds the steps of a call. A backward computes the rank's own block in two steps: one while the
+// first transfers run, one while the last gradients return. In a flat ring the two are equal.
+// Between nodes the last transfer takes longer, and the second step is three quarters.
 void AddSteps(const CallPlanKey& key, const RingRoute& route, StepMaker* steps) {
   const auto ranks = static_cast<int>(route.lengths.size());
   const int64_t groups = steps->num_groups();
@@ -100,8 +100,8 @@ class SideCalls {
   HeadCalls own_;
 };
 
-// Whether the forward's last call converts all rows. A conversion of its own is faster where that
-// call covers few queries.
+// Returns whether the forward's last call converts all rows. A separate conversion is faster if
+// that call covers few queries.
 bool CoversMost(const PlannedStep& step, const KernelMask& mask) {
   const KernelKeys* const keys = step.calls.back().part.IntervalsOf(mask);
   return keys == nullptr || 8 * keys->seeing >= keys->rows * keys->q_len;

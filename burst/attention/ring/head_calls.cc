@@ -9,7 +9,7 @@ namespace {
 
 void Append(int64_t head, HeadRange* range) {
   if (range->empty()) *range = {head, head};
-  BURST_CHECK_EQ(range->end, head);  // heads that begin, or end, together lie side by side
+  BURST_CHECK_EQ(range->end, head);  // heads that begin or end together are neighbors
   ++range->end;
 }
 

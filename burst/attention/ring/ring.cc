@@ -48,7 +48,7 @@ void AbortFor(const std::exception& error, Communicator* comm) {
 
 Ring::Ring(Communicator* comm, Communicator* between_nodes)
     : comm_(comm), between_nodes_(between_nodes) {
-  (void)NoMemory();  // made while there is some
+  (void)NoMemory();  // makes the status while memory is left
 }
 
 void Ring::Reserve(const Block& block, int64_t max_length, Buffer* buffer,
@@ -102,8 +102,8 @@ absl::Status Ring::Wait(Link link, Channel channel) {
   return comm(link) == nullptr ? absl::OkStatus() : comm(link)->Wait(channel);
 }
 
-// The gradients that a rank sends and receives during a Run: at most one out and one in on each
-// link, and one that arrived a round before its block is computed.
+// The gradients that a rank sends and receives during a Run. Each link carries at most one out and
+// one in. One more may have arrived a round before its block is computed.
 class Ring::GradientTransfers {
  public:
   GradientTransfers(Ring* ring, const RingRoute& route, const Block& own, DType in_transit,
@@ -126,14 +126,15 @@ class Ring::GradientTransfers {
     FreeSum();
   }
 
-  // Begins the round of `source`: a gradient of its block that has arrived becomes the sum.
+  // Begins the round of `source`. A gradient of its block that has arrived becomes the sum.
   void Begin(int source) {
     if (early_.empty()) return;
     BURST_CHECK(early_source_ == source && sum_.empty());
     BeginSum(source, &early_);
   }
 
-  // The sum to which this rank's part is added: the parts of other ranks so far, if any.
+  // Returns the sum to which this rank's part is added. It holds the parts of other ranks so far,
+  // if any.
   Sums Sum(int source) {
     const bool first = sum_.empty();
     if (first) TakeSum();
@@ -161,7 +162,7 @@ class Ring::GradientTransfers {
     return absl::OkStatus();
   }
 
-  // Completes all transfers after the last round. *last: this rank's gradients that arrived.
+  // Completes all transfers after the last round. *last receives this rank's own gradients.
   absl::Status Finish(Tensors* last) {
     for (Link link : kLinks) {
       BURST_RETURN_IF_ERROR(Complete(link));
@@ -174,7 +175,7 @@ class Ring::GradientTransfers {
     return absl::OkStatus();
   }
 
-  // After a round: starts to send its sum and to receive the next gradient.
+  // Runs after a round. It starts to send the round's sum and to receive the next gradient.
   absl::Status Send(const RingRound& round) {
     for (Link link : kLinks) {
       const RingTransfer& transfer = round.gradient[link];
@@ -209,7 +210,7 @@ class Ring::GradientTransfers {
     free->pop_back();
     return buffer;
   }
-  // In a destructor, too: without memory for the list the buffer is given back.
+  // Frees a buffer, also in a destructor. Without memory for the list, the buffer is given back.
   static void FreeTo(std::vector<Buffer>* free, Buffer* buffer) {
     Buffer freed = std::exchange(*buffer, {});
     if (freed.empty()) return;
@@ -258,8 +259,8 @@ class Ring::GradientTransfers {
   RingTraffic& traffic_;
   PerLink<Buffer> out_, in_;
   PerLink<int> arriving_;
-  Buffer sum_;    // of the block that is computed: the parts of this rank and of those before it
-  Buffer early_;  // of the next round's block, which comes from rank early_source_
+  Buffer sum_;    // of the current block: the parts of this rank and the ranks before it
+  Buffer early_;  // of the next round's block, from rank early_source_
   int early_source_ = -1;
 };
 

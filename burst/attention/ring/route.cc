@@ -5,7 +5,7 @@
 namespace burst {
 namespace {
 
-// The places of blocks by round (route.h).
+// Tells where blocks are in each round (route.h).
 class Itinerary {
  public:
   Itinerary(int world_size, int ranks_per_node)
@@ -15,20 +15,22 @@ class Itinerary {
   int ranks_per_node() const { return ranks_per_node_; }
   int num_rounds() const { return nodes_ * ranks_per_node_; }
 
-  // The rank that has a block in round t, and the rank whose block is on `rank` then.
+  // Host is the rank that has a block in round t. Source is the rank whose block is on `rank` in
+  // round t.
   int Host(int block, int t) const { return Moved(block, t / ranks_per_node_, Offset(t)); }
   int Source(int rank, int t) const { return Moved(rank, -(t / ranks_per_node_), -Offset(t)); }
 
-  // The round whose rank sends the block of round t within the node; t is not the node's first.
+  // Returns the round whose rank sends the block of round t within the node. t is not the node's
+  // first round.
   int Sender(int t) const {
     const int k = t % ranks_per_node_;
     return t - (k <= 2 ? k : 2);
   }
 
-  // Returns the rank to which a gradient goes after round t.
+  // The next place of a gradient after round t.
   struct Next {
     Link link;
-    int round;  // to the rank that has the block in this round; -1: to its owner
+    int round;  // the round whose rank gets the gradient; -1: the block's owner gets it
   };
   Next AfterRound(int t) const {
     const int m = t / ranks_per_node_, k = t % ranks_per_node_, last = ranks_per_node_ - 1;
@@ -51,10 +53,11 @@ class Itinerary {
   const int nodes_, ranks_per_node_;
 };
 
-// The route of one block, by round.
+// The route of one block, round by round.
 struct Path {
-  std::vector<bool> present;  // the block is on the round's rank
-  std::vector<bool> active;   // that rank sends its gradient: it or a rank before has added to it
+  std::vector<bool> present;  // whether the block is on the round's rank
+  // Whether that rank sends a gradient: it or an earlier rank has added to it.
+  std::vector<bool> active;
 };
 
 Path MakePath(const Itinerary& itinerary, int block, const std::function<bool(int, int)>& needed) {

@@ -87,7 +87,7 @@ void RingSchedule::Fill(int ranks_per_node) {
     key_lengths.push_back(static_cast<int64_t>(keys_sent_by(r).size()));
   }
 
-  // sees[q * world_size + k]: some query of rank q sees a key of rank k.
+  // sees[q * world_size + k] says whether some query of rank q sees a key of rank k.
   std::vector<bool> sees(world_size * world_size);
   for (int q = 0; q < world_size; ++q) {
     for (int k = 0; k < world_size; ++k) {

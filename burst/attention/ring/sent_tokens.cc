@@ -13,7 +13,7 @@ constexpr size_t kMostPieces = 64;
 constexpr double kMostOfBlock = 0.75;
 
 // Marks the tokens whose counterparts, queries or keys, are not all among the neighbors that the
-// rank has. `starts`: of the row's documents, or null.
+// rank has. `starts` are the starts of the row's documents, or null.
 void MarkRow(BlockOf block, const IntervalMask& mask, const Positions* starts, bool has_spans,
              int64_t seqlen, const Positions& positions, std::vector<bool>* needed) {
   constexpr int64_t kInfinity = std::numeric_limits<int32_t>::max();
@@ -32,11 +32,11 @@ void MarkRow(BlockOf block, const IntervalMask& mask, const Positions* starts, b
         }
         document_end = next_document < starts->size() ? (*starts)[next_document] : seqlen;
       }
-      int64_t begin = document_begin, end = document_end;  // where counterparts may be
+      int64_t begin = document_begin, end = document_end;  // range of possible counterparts
       if (!has_spans) {
         begin = std::max(begin, t - window + 1);
         end = std::min(end, t + window);
-        // Keys are seen from behind, queries see what is before them.
+        // Later tokens see a key, and a query sees earlier ones.
         if (mask.causal && block == BlockOf::kKeys) begin = t;
         if (mask.causal && block == BlockOf::kQueries) end = t + 1;
       }

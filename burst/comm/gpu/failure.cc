@@ -11,7 +11,7 @@
 namespace burst {
 namespace {
 
-constexpr std::chrono::seconds kGrace{10};  // for ranks to return after a failure
+constexpr std::chrono::seconds kGrace{10};  // time for ranks to return after a failure
 constexpr std::chrono::milliseconds kPollInterval{500};
 
 }  // namespace
@@ -50,7 +50,7 @@ void FailureWatchdog::Watch() {
     try {
       const absl::Status error = background_error_();
       if (!error.ok()) state_->Fail(error);
-    } catch (const std::bad_alloc&) {  // for the sentence; the next look may find some
+    } catch (const std::bad_alloc&) {  // no memory for the sentence; the next check may find some
     }
   }
   if (done_) return;
@@ -58,7 +58,7 @@ void FailureWatchdog::Watch() {
     lock.unlock();
     try {
       free_ranks_();
-    } catch (const std::bad_alloc&) {  // they wait until their patience ends
+    } catch (const std::bad_alloc&) {  // the others wait until their patience ends
     }
     lock.lock();
   }

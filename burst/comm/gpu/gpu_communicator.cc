@@ -54,9 +54,9 @@ ncclDataType_t NcclType(DType dtype) {
   return ncclNumTypes;
 }
 
-// The state that the ranks of this process share.
+// State that the ranks of this process share.
 struct GpuWorld {
-  // `in_threads`: all ranks are threads of this process.
+  // `in_threads` says that all ranks are threads of this process.
   explicit GpuWorld(bool in_threads, bool ends_process = true)
       : in_threads(in_threads),
         watchdog(
@@ -68,7 +68,7 @@ struct GpuWorld {
   FailureState failure;
   NcclLinks links{&failure};
   PeerExchanges exchanges;
-  FailureWatchdog watchdog;  // last: it uses the others
+  FailureWatchdog watchdog;  // the last member, because it uses the others
 };
 
 class GpuCommunicator : public Communicator {
@@ -76,7 +76,7 @@ class GpuCommunicator : public Communicator {
   // Collective. `host` connects the same ranks; `host` and `world` must outlive the communicator.
   static absl::StatusOr<std::unique_ptr<GpuCommunicator>> Create(Communicator* host,
                                                                  GpuWorld* world);
-  // Between processes: over what `connect` makes.
+  // Connects processes, with the host communicator that `connect` makes.
   static absl::StatusOr<std::unique_ptr<GpuCommunicator>> Create(const HostConnector& connect,
                                                                  bool ends_process);
   ~GpuCommunicator() override;
@@ -101,13 +101,13 @@ class GpuCommunicator : public Communicator {
                       absl::Span<const ReceiveBuffer> receives) override;
 
  private:
-  // One channel on the GPU: its stream, and its link where NCCL carries its messages.
+  // A channel on the GPU: its stream, and its link if NCCL carries its messages.
   struct Lane {
     std::unique_ptr<NcclLink> link;  // null in a world of one rank
-    cudaStream_t stream = nullptr;   // made when first used
+    cudaStream_t stream = nullptr;   // made at the first use
     cudaEvent_t done = nullptr;
-    std::unique_ptr<MessageMarks> marks;  // as the stream
-    bool posted = false;                  // since the last Wait
+    std::unique_ptr<MessageMarks> marks;  // made with the stream
+    bool posted = false;                  // whether it posted since the last Wait
     bool posted_on_host = false;
   };
 
@@ -121,13 +121,13 @@ class GpuCommunicator : public Communicator {
   absl::Status Begin(Lane& lane);
   void Join(Lane& lane);
   void CopyToSelf(Lane& lane);
-  // Calls of NCCL on the lane, in one group. For the watchdog: what they are, one of the ranks they
-  // reach (-1: all) and their bytes.
+  // Makes calls of NCCL on the lane, in one group. The watchdog is told what they are, their bytes,
+  // and one of the ranks they reach (-1: all).
   template <typename Function>
   absl::Status Group(Lane& lane, const char* what, int peer, int64_t bytes, Function&& function);
 
-  // What this communicator owns; else null. Where ranks are processes, the communicator of all
-  // ranks owns both. A group made by Split owns its host communicator.
+  // What this communicator owns, or null. If ranks are processes, the communicator of all ranks
+  // owns both. A group made by Split owns its host communicator.
   std::unique_ptr<GpuWorld> owned_world_;
   std::unique_ptr<Communicator> owned_host_;
 
@@ -135,7 +135,7 @@ class GpuCommunicator : public Communicator {
   GpuWorld* world_;
   const int device_;
   std::array<Lane, kNumChannels> lanes_;
-  std::unique_ptr<PeerCopies> copies_;  // messages, where copy engines carry messages, else null
+  std::unique_ptr<PeerCopies> copies_;  // null unless copy engines carry messages
   // Buffers of the current Post; they are members so that their memory is reused.
   std::vector<SendBuffer> host_sends_, sends_;
   std::vector<ReceiveBuffer> host_receives_, receives_;
@@ -197,7 +197,7 @@ absl::Status GpuCommunicator::ConnectRing() {
   return absl::OkStatus();
 }
 
-// A number that identifies the calling thread's GPU among those of all hosts.
+// Returns a number that identifies the calling thread's GPU among the GPUs of all hosts.
 double GpuNumber() {
   cudaDeviceProp properties;
   BURST_CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda::CurrentContext().device));
@@ -239,8 +239,8 @@ absl::StatusOr<std::unique_ptr<GpuCommunicator>> GpuCommunicator::Create(
   return communicator;
 }
 
-// The memory of messages that nobody waited for may be freed next, so its stream waits for them
-// here.
+// The memory of messages that nobody waited for may be freed next. So its stream waits for the
+// messages here.
 GpuCommunicator::~GpuCommunicator() {
   copies_ = nullptr;
   for (Lane& lane : lanes_) {
@@ -256,7 +256,8 @@ GpuCommunicator::~GpuCommunicator() {
   }
 }
 
-// Work queued on the lane from here on starts after all work that is on the thread's stream now.
+// Orders the lane after the thread's stream: work queued on the lane from now on starts after all
+// work that is on the thread's stream.
 absl::Status GpuCommunicator::Begin(Lane& lane) {
   if (world_->failure.failed()) return world_->failure.failure();
   const cuda::Context& context = cuda::CurrentContext();
@@ -277,15 +278,16 @@ absl::Status GpuCommunicator::Begin(Lane& lane) {
   return absl::OkStatus();
 }
 
-// Work queued on the thread's stream from here on starts after all work that is on the lane now.
+// Orders the thread's stream after the lane: work queued on the thread's stream from now on starts
+// after all work that is on the lane.
 void GpuCommunicator::Join(Lane& lane) {
   BURST_CUDA_CHECK(cudaEventRecord(lane.done, lane.stream));
   BURST_CUDA_CHECK(cudaStreamWaitEvent(cuda::CurrentStream(), lane.done, 0));
   lane.posted = false;
 }
 
-// The caller may free the buffers of its messages now: what the thread's stream does with that
-// memory comes after them. They end, since all ranks abort their links.
+// The caller may free its messages' buffers after this, because the thread's stream waits for the
+// messages. The messages end, because all ranks abort their links.
 void GpuCommunicator::Abort(const absl::Status& reason) {
   host_->Abort(reason);
   if (world_->in_threads) return;
@@ -298,7 +300,7 @@ void GpuCommunicator::Abort(const absl::Status& reason) {
   }
 }
 
-// NCCL connects a peer at its first message, and then waits for it here.
+// Calls NCCL, which connects a peer at its first message, and then waits for the peer here.
 template <typename Function>
 absl::Status GpuCommunicator::Group(Lane& lane, const char* what, int peer, int64_t bytes,
                                     Function&& function) {
@@ -332,7 +334,8 @@ void SplitByDevice(absl::Span<const Buffer> all, std::vector<Buffer>& host,
   }
 }
 
-// A rank that sends to itself must receive as many messages, as long, in the same Post.
+// Checks that a rank that sends to itself receives the same number of messages of the same lengths
+// in the same Post.
 absl::Status CheckOwn(int rank, absl::Span<const SendBuffer> sends,
                       absl::Span<const ReceiveBuffer> receives) {
   size_t r = 0;
@@ -484,7 +487,7 @@ absl::Status RunRank(Communicator* host, GpuWorld* world,
     status =
         absl::InternalError(absl::StrCat("rank ", host->rank(), " threw: ", Describe(exception)));
   }
-  // Before the communicator is destroyed: its destructor waits for messages that may never come.
+  // This comes before the destructor, which would wait for messages that may never come.
   if (!status.ok()) host->Abort(status);
   return status;
 }

@@ -45,7 +45,7 @@ absl::Status NcclLinks::AsyncError() const {
   return absl::OkStatus();
 }
 
-// In one group: a link's abort may wait for that of the same link's other ranks.
+// Aborts all links in one group, because a link's abort may wait for the link's other ranks.
 void NcclLinks::Abort() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::unique_lock<std::timed_mutex>> locks;

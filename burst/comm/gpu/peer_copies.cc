@@ -74,8 +74,8 @@ cudaEvent_t PeerCopies::TakeEvent() {
   return event;
 }
 
-// The transfer that the other side posted first; else a new one, for the other side to find. Null
-// if the two sides disagree about its size.
+// Returns the transfer that the other side posted first, or a new one for the other side to find.
+// Returns null if the two sides disagree about its size.
 std::shared_ptr<PeerExchange::Transfer> PeerCopies::Meet(Queues& others, Queues& own,
                                                          const PeerExchange::Pair& pair,
                                                          int64_t bytes) {
@@ -153,7 +153,7 @@ absl::Status PeerCopies::Wait(Channel channel) {
   return absl::OkStatus();
 }
 
-// For the watchdog.
+// Tells the watchdog what the rank waits for.
 void PeerCopies::SayWait(Channel channel, const Transfer& transfer) const {
   if (current_progress == nullptr) return;
   const bool sends = transfer.from == rank_;

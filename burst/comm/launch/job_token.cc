@@ -17,7 +17,7 @@ namespace burst {
 namespace {
 
 constexpr size_t kLeastCharacters = 16, kMostCharacters = 4096;
-// 16 random hexadecimal digits have fewer in one case of 10,000.
+// One of 10,000 tokens of 16 random hexadecimal digits has fewer different digits.
 constexpr size_t kLeastDifferent = 6;
 
 using Variable = std::function<const char*(const char*)>;

@@ -19,7 +19,7 @@
 namespace burst {
 namespace {
 
-// Ports that are derived from a job: below those that the system hands out by itself.
+// Ports that are derived from a job. They are below the ports that the system hands out by itself.
 constexpr int kFirstPort = 16384, kNumPorts = 16000;
 
 class Environment {
@@ -27,7 +27,7 @@ class Environment {
   explicit Environment(const std::function<const char*(const char*)>& variable)
       : variable_(variable) {}
 
-  // Null: not set, or empty.
+  // Returns a variable, or null if it is not set or empty.
   const char* Find(const char* name) const {
     const char* text = variable_(name);
     return text == nullptr || *text == '\0' ? nullptr : text;
@@ -48,7 +48,7 @@ class Environment {
     return value;
   }
 
-  // Fills in what every launcher gives, from its names for it.
+  // Fills in the numbers of ranks, which every launcher gives under its own names.
   absl::Status Ranks(const char* rank, const char* size, const char* local_rank,
                      ProcessLaunch* launch) const {
     const auto number = [&](const char* name, int least, int most) -> absl::StatusOr<int> {
@@ -92,7 +92,7 @@ absl::StatusOr<ProcessLaunch> FromTorchrun(const Environment& environment) {
   launch.job = absl::StrCat("torchrun ", environment.Text("TORCHELASTIC_RUN_ID"), " ",
                             environment.Text("TORCHELASTIC_RESTART_COUNT"));
   BURST_RETURN_IF_ERROR(environment.MeetingPlace("", &launch));
-  // MASTER_PORT itself is torchrun's own, if it says so.
+  // With an agent store, torchrun itself uses MASTER_PORT.
   if (environment.Text("TORCHELASTIC_USE_AGENT_STORE") == "True" && launch.port < 65535) {
     ++launch.port;
   }
@@ -100,7 +100,7 @@ absl::StatusOr<ProcessLaunch> FromTorchrun(const Environment& environment) {
     BURST_ASSIGN_OR_RETURN(launch.local_size,
                            environment.Number("LOCAL_WORLD_SIZE", 1, launch.world_size));
   }
-  // mpirun starting what looks like torchrun's processes: both must mean the same.
+  // If mpirun starts processes with torchrun's variables, both must mean the same.
   for (const auto& [name, value] : {std::pair{"OMPI_COMM_WORLD_RANK", launch.rank},
                                     std::pair{"OMPI_COMM_WORLD_SIZE", launch.world_size}}) {
     const char* text = environment.Find(name);
@@ -164,7 +164,7 @@ absl::StatusOr<ProcessLaunch> FromSlurm(const Environment& environment) {
   return launch;
 }
 
-// Whether there are several hosts, and an address that serves them.
+// Checks whether there are several hosts, and that the address serves them.
 absl::Status CheckHosts(ProcessLaunch* launch) {
   const bool loopback = IsLoopbackAddress(launch->address);
   if (launch->local_size > 0) {
@@ -203,7 +203,7 @@ absl::StatusOr<std::optional<ProcessLaunch>> DetectProcessLaunch(
   } else if (any({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
     launch = FromMpirun(environment);
   } else if (any({"SLURM_STEP_ID"}) && any({"SLURM_PROCID"})) {
-    // A batch script has SLURM_PROCID too; a program that it starts without srun is one process.
+    // A batch script also has SLURM_PROCID. A program that it starts without srun is one process.
     launch = FromSlurm(environment);
   } else {
     return std::optional<ProcessLaunch>();
@@ -241,7 +241,7 @@ Launch DetectLaunch(const Communicator* mpi) {
     }
   }
   if (mpi != nullptr) launch.processes = mpi->world_size();
-  // Processes that were bound to cores see only those; others share the machine's.
+  // Processes that are bound to cores see only those cores. Others share the machine's cores.
   if (launch.cores == sysconf(_SC_NPROCESSORS_ONLN)) launch.cores /= processes_here;
   launch.cores = std::max(1, launch.cores);
   return launch;
@@ -256,7 +256,7 @@ std::string FirstHost(const std::string& node_list) {
     const size_t number = end + 1, after = node_list.find_first_of(",-]", number);
     if (after == std::string::npos) return "";
     host += node_list.substr(number, after - number);
-    // What follows the brackets belongs to every host of them: "rack[1-2]gpu".
+    // The text after the brackets belongs to each of their hosts: "rack[1-2]gpu".
     const size_t close = node_list.find(']', after);
     if (close == std::string::npos) return "";
     begin = close + 1;

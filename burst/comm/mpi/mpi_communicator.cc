@@ -34,7 +34,7 @@ absl::Status MpiError(const std::string& who, const char* call, int code) {
 
 class MpiCommunicator : public Communicator {
  public:
-  // Takes the communicator over.
+  // Takes over the communicator.
   explicit MpiCommunicator(MPI_Comm comm) : comm_(comm) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
@@ -83,7 +83,7 @@ class MpiCommunicator : public Communicator {
 
   MPI_Comm comm_;
   int rank_ = 0, world_size_ = 0;
-  std::vector<int> world_ranks_;  // of the group's ranks
+  std::vector<int> world_ranks_;  // world ranks of the group's ranks
   std::array<std::vector<Pending>, kNumChannels> pending_;
 };
 
@@ -123,9 +123,8 @@ absl::Status MpiCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
   return absl::OkStatus();
 }
 
-// Waits for the requests one by one. All of them make progress during each wait, and each gets an
-// error code of its own. Open MPI 4.1's MPI_Waitall can spin for ever when one of several requests
-// fails.
+// Waits for the requests one by one. All of them make progress during each wait, and each gets its
+// own error code. Open MPI 4.1's MPI_Waitall can spin for ever when one of several requests fails.
 absl::Status MpiCommunicator::Wait(Channel channel) {
   std::vector<Pending>& pending = pending_[static_cast<int>(channel)];
   absl::Status first_error;
@@ -170,8 +169,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
   return result;
 }
 
-// Finalizing waits for the other processes. One that failed must not: mpirun sees its exit status
-// and ends the others, which may be waiting for it.
+// Finalizes MPI, which waits for the other processes. A failed process must not wait. mpirun sees
+// its exit status and ends the others, which may be waiting for it.
 void FinalizeAtExit(int exit_status, void*) {
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -192,7 +191,8 @@ absl::Status Initialize() {
   return absl::OkStatus();
 }
 
-// A launcher of another MPI starts processes that do not find each other: N worlds of one rank.
+// Refuses a launcher of another MPI. It starts processes that do not find each other: N worlds of
+// one rank.
 absl::Status CheckLauncher(int world_size) {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     const char* value = std::getenv(variable);

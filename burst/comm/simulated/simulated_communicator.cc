@@ -160,9 +160,9 @@ class SimulatedCommunicator : public Communicator {
  private:
   struct Transfer {
     double begin = 0;                     // when this rank was ready
-    std::vector<ReceiveBuffer> receives;  // whose senders are to be ready, too
-    std::optional<int64_t> collective;    // to which all ranks are to have come
-    double seconds = 0;                   // on the links
+    std::vector<ReceiveBuffer> receives;  // messages whose senders must be ready, too
+    std::optional<int64_t> collective;    // collective that all ranks must have reached
+    double seconds = 0;                   // seconds on the links
   };
 
   void HostsPost(Channel channel) { hosts_post_[static_cast<int>(channel)] = true; }
@@ -173,9 +173,9 @@ class SimulatedCommunicator : public Communicator {
     return absl::UnavailableError("another rank ended before its message");
   }
 
-  // In one direction.
+  // The traffic in one direction.
   struct Traffic {
-    double near = 0, far = 0;  // bytes, to or from this rank's node and others
+    double near = 0, far = 0;  // bytes to or from this rank's node, and other nodes
 
     void Add(const SimulatedCommunicator& comm, int peer, int64_t bytes) {
       if (peer == comm.rank()) return;
@@ -190,8 +190,8 @@ class SimulatedCommunicator : public Communicator {
     return ranks_per_node_ == 0 ? 0 : WorldRank(rank) / ranks_per_node_;
   }
 
-  // In a ring through all ranks, of which each sends `bytes` but for its own share. Several rings
-  // leave a node together, through the networks of all its GPUs.
+  // Posts a collective that runs in a ring through all ranks. Each rank sends `bytes` without its
+  // own share. Several rings leave a node together, through the networks of all its GPUs.
   absl::Status PostCollective(double bytes) {
     const int n = world_size();
     if (n == 1) return absl::OkStatus();
@@ -212,10 +212,12 @@ class SimulatedCommunicator : public Communicator {
   const std::shared_ptr<Group> group_;
   SimulatedGpu* const gpu_;
   const int ranks_per_node_;
-  int64_t splits_ = 0, collectives_ = 0;                      // so far
+  int64_t splits_ = 0, collectives_ = 0;                      // number so far
   std::array<std::deque<Transfer>, kNumChannels> transfers_;  // posted, in order
-  std::array<bool, kNumChannels> hosts_post_ = {};            // since the last Wait
-  std::array<double, kNumChannels> arrived_ = {};             // when the channel's last one did
+  // Whether hosts posted since the last Wait.
+  std::array<bool, kNumChannels> hosts_post_ = {};
+  // When the channel's last transfer arrived.
+  std::array<double, kNumChannels> arrived_ = {};
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ void SimulatedTimes::Send(Group& group, int channel, int from, int to, const Sen
   std::deque<SentMessage>& messages = group.messages[{channel, from, to}];
   messages.push_back(message);
   if (ranks_[to].awaited != &messages) return;
-  lock.unlock();  // else the woken thread would wait for it
+  lock.unlock();  // otherwise the woken thread would wait for the lock
   ranks_[to].woken.notify_one();
 }
 

@@ -8,7 +8,7 @@ namespace burst {
 namespace {
 
 struct Limits {
-  uint64_t least, most;  // of `bytes`
+  uint64_t least, most;  // bounds of `bytes`
 };
 
 absl::StatusOr<Limits> LimitsOf(uint32_t kind) {

@@ -20,7 +20,7 @@ void InitializeSodium() {
   BURST_CHECK(initialized >= 0) << "libsodium";
 }
 
-// HMAC-SHA256 of the parts, one after the other. All but the last have a fixed length.
+// HMAC-SHA256 of the parts, one after the other. All parts but the last have a fixed length.
 class Hmac {
  public:
   Hmac(const void* key, size_t bytes) {
@@ -127,7 +127,8 @@ Nonce RandomNonce() {
 
 namespace {
 
-// What a process of the job says of a connection: `purpose` tells proofs and keys apart.
+// Returns the signature that only a process of the job can make for a connection. `purpose`
+// distinguishes proofs and keys.
 std::array<uint8_t, 32> Sign(const JobKey& key, uint8_t purpose, const ConnectionName& connection,
                              const Claim& claim) {
   uint8_t port[2];

@@ -21,7 +21,7 @@ Handshake::Handshake(Socket socket, Side side, uint16_t port, const Identity& se
 
 short Handshake::events() const { return stage_ == Stage::kConnecting ? POLLOUT : POLLIN; }
 
-// A message of a greeting fits into the buffer of a new connection; one that does not is refused.
+// Sends a message of a greeting. It must fit into the buffer of a new connection.
 bool Handshake::Send(const uint8_t* data, size_t bytes) const {
   return send(socket_.fd(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
 }
@@ -85,7 +85,7 @@ Handshake::State Handshake::ReceivedClaim() {
   const bool called = side_ == Side::kListener;
   const Side theirs = called ? Side::kCaller : Side::kListener;
   if (!IsProven(self_.key, theirs, name_, *claim)) return State::kRefused;
-  // Said by one of the job, but not to this rank, or not by the rank that was called.
+  // The claim is the job's, but for another rank, or from a rank that was not called.
   if (claim->peer != static_cast<uint32_t>(self_.rank)) return State::kRefused;
   if (!called && claim->rank != static_cast<uint32_t>(peer_)) return State::kRefused;
   theirs_ = *claim;

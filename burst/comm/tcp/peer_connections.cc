@@ -24,7 +24,7 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kFarewell{1000};  // at most, to send and receive the last messages
+constexpr milliseconds kFarewell{1000};  // the longest time for the last messages
 constexpr size_t kBufferBytes = 64 << 10;
 // The most bytes that keeping a message costs in addition to its own: an entry of a map, an entry
 // of a list, and the allocator's overhead for all three.
@@ -194,8 +194,8 @@ void PeerConnections::QueueForAll(FrameKind kind, absl::string_view payload) {
   for (int peer = 0; peer < size(); ++peer) Queue(peer, kind, 0, 0, payload.size(), payload);
 }
 
-// Only the first failure counts. All ranks are told of it before this rank's connections close, so
-// that none believes that this rank was lost.
+// Only the first failure counts. All ranks are told of the failure before this rank's connections
+// close. So none believes that this rank was lost.
 void PeerConnections::SetFailure(const absl::Status& failure) {
   if (!failure_.ok()) return;
   failure_ = failure;
@@ -208,7 +208,7 @@ void PeerConnections::SetFailure(const absl::Status& failure) {
   changed_.notify_all();
 }
 
-// For a rank without the memory to tell the others: their end of the connection tells them.
+// Serves a rank that has no memory to tell the others. They notice that their connections close.
 void PeerConnections::CloseAll() {
   streams_.clear();
   for (Peer& peer : peers_) {
@@ -222,8 +222,8 @@ void PeerConnections::CloseAll() {
   }
 }
 
-// From here on no buffer of a transfer is in use. A piece that has left in part is completed from a
-// copy, so that the frames after it are understood.
+// After this call no buffer of a transfer is in use. A piece that has left in part is completed
+// from a copy, so that the other side can read the next frames.
 void PeerConnections::DropTransfers() {
   streams_.clear();
   for (Peer& peer : peers_) {
@@ -235,14 +235,14 @@ void PeerConnections::DropTransfers() {
   }
 }
 
-// The rest of a piece goes nowhere.
+// Discards the rest of a piece.
 void PeerConnections::DropPayload(Peer* peer) {
   peer->payload.resize(peer->frame->bytes);
   peer->into = nullptr;
   peer->dropped = true;
 }
 
-// A frame as records.
+// Returns a frame as sealed records.
 std::string PeerConnections::Sealed(Peer* peer, const FrameHeader& header,
                                     absl::string_view payload) const {
   const FrameHeaderBytes bytes = ToBytes(header);
@@ -297,7 +297,7 @@ void PeerConnections::Arrive(const Key& key, Arrived message) {
   Match(key);
 }
 
-// Matches the messages that have come with the receives that wait for them.
+// Matches arrived messages with the receives that wait for them.
 void PeerConnections::Match(const Key& key) {
   const auto [group, channel, source] = key;
   const auto found = streams_.find(key);
@@ -363,8 +363,8 @@ bool PeerConnections::AllClosed() const {
                      [](const Peer& peer) { return peer.socket.fd() < 0; });
 }
 
-// Waits, at most for `timeout`, until something can be sent or received; then sends and receives
-// all that does not block.
+// Waits, at most for `timeout`, until something can be sent or received. Then it sends and receives
+// everything that does not block.
 void PeerConnections::RunOnce(Lock& lock, milliseconds timeout) {
   polled_.assign(1, {wake_.fd(), POLLIN, 0});
   for (const Peer& peer : peers_) {
@@ -384,7 +384,7 @@ void PeerConnections::RunOnce(Lock& lock, milliseconds timeout) {
   }
 }
 
-// Calls serve(); without memory for it the job fails.
+// Calls serve(). If memory for it is missing, the job fails.
 void PeerConnections::Serve(const std::function<void()>& serve) {
   try {
     serve();

@@ -1,4 +1,4 @@
-// The bytes of PeerConnections: frames out to a peer, and frames in from it.
+// Moves the bytes of PeerConnections: frames to a peer, and frames from it.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr int64_t kMaxTurnBytes = 1 << 20;  // of one connection, before the others have a turn
+constexpr int64_t kMaxTurnBytes = 1 << 20;  // bytes of one connection before the others have a turn
 }  // namespace
 
 bool PeerConnections::HasOutput(const Peer& peer) const {
@@ -23,8 +23,8 @@ bool PeerConnections::HasOutput(const Peer& peer) const {
                                                [](const auto& queue) { return !queue.empty(); });
 }
 
-// Queues a piece of the next channel that has one: channels take turns, so that none waits for a
-// long message of another.
+// Queues a piece of the next channel that has one. Channels take turns, so that none waits for
+// another's long message.
 bool PeerConnections::NextPiece(Peer* peer) {
   for (int turn = 1; turn <= kNumChannels; ++turn) {
     const int channel = (peer->last_channel + turn) % kNumChannels;
@@ -67,7 +67,7 @@ void PeerConnections::WriteTo(int index) {
     const ssize_t n = sendmsg(peer.socket.fd(), &message, MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    // The other end may have sent the reason before it closed: keep reading.
+    // The other end may have sent the reason before it closed, so reading goes on.
     if (n < 0) {
       peer.outgoing.clear();
       for (auto& queue : peer.sending) queue.clear();
@@ -87,7 +87,7 @@ void PeerConnections::WriteTo(int index) {
 void PeerConnections::ReadFrom(int index) {
   Peer& peer = peers_[index];
   for (int64_t turn = 0; turn < kMaxTurnBytes && peer.socket.fd() >= 0;) {
-    // Into the payload's place as far as it goes, and into the buffer what follows.
+    // The payload's place takes its bytes, and the buffer takes the bytes after them.
     iovec parts[2];
     size_t direct = 0;
     if (peer.frame.has_value()) {

@@ -22,40 +22,40 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Between two calls of one port: short at first, then longer.
+// The pause between two calls of one port, which grows from the first to the longest.
 constexpr milliseconds kFirstPause{50}, kLongestPause{500};
-// Greetings of others that may be under way at once; beyond it the oldest one is dropped, which an
-// honest process starts anew.
+// The most greetings of others at once. Beyond it the oldest one is dropped, and an honest process
+// starts a new one.
 constexpr size_t kMostPending = 256;
-// A name is looked up again after this time: it may have come to mean another address. The look-up
-// blocks, and greetings wait meanwhile.
+// The time after which a name is looked up again, because it may now mean another address. The
+// look-up blocks, and greetings wait meanwhile.
 constexpr milliseconds kLookUpAgain{30'000};
-// Between two attempts of rank 0 to listen.
+// The pause between two attempts of rank 0 to listen.
 constexpr milliseconds kListenAgain{100};
 
-// The answer of rank 0 to a process that has proved to belong to the job.
+// Rank 0's answer to a process that has proved that it belongs to the job.
 enum class Answer : uint8_t { kWelcome = 1, kTaken = 2 };  // kTaken: another one is that rank
 
-// The file name of a job's sockets, without the number.
+// Returns the file name of a job's sockets, without the number.
 std::string NameInFolder(const RendezvousOptions& options) {
   const uint64_t tag = JobTag(absl::StrCat(options.job, " ", options.port, " ", options.token));
   return absl::StrCat("burst-", absl::Hex(tag, absl::kZeroPad16));
 }
 
-// A port that may be that of a rank.
+// A port that may belong to a rank.
 struct Target {
   int peer;
   std::string host;
   int port;
   bool calling = false;  // a handshake is under way
-  Deadline next = {};    // not before then
+  Deadline next = {};    // the earliest time of the next call
   milliseconds pause = kFirstPause;
   int attempts = 0;
 };
 
 struct Pending {
   Handshake handshake;
-  int target;  // that it calls; -1: another process called
+  int target;  // the target that it calls; -1: another process called
 };
 
 struct KnownHost {
@@ -76,7 +76,7 @@ class Meeting {
     self_.world_size = options.world_size;
   }
 
-  // Rank 0.
+  // Meets the others as rank 0.
   absl::Status Host(Listener listener) {
     if (!listener.listens()) {
       BURST_ASSIGN_OR_RETURN(listener, ListenUntilFree());
@@ -100,7 +100,8 @@ class Meeting {
     return absl::OkStatus();
   }
 
-  // The others: call rank 0, then those below; those above call.
+  // Meets the others as another rank. It calls rank 0, then the ranks below this one; ranks above
+  // call it.
   absl::Status Join() {
     std::vector<Target> targets;
     for (int i = 0; i < (options_.folder.has_value() ? 1 : options_.num_ports); ++i) {
@@ -141,7 +142,8 @@ class Meeting {
                      " ranks had come (", std::string(status.message()), ")"));
   }
 
-  // Calls until a rank 0 has no other process as this rank: of two jobs of one name, the other one.
+  // Calls until a rank 0 has no other process as this rank. If two jobs have one name, that is the
+  // other job.
   absl::Status MeetRank0(const std::vector<Target>& targets) {
     while (true) {
       BURST_RETURN_IF_ERROR(Meet(nullptr, targets));
@@ -154,7 +156,7 @@ class Meeting {
     }
   }
 
-  // A record of the greeted connection, sealed if it has a seal.
+  // Writes a record to the greeted connection, sealed if it has a seal.
   absl::Status Write(PeerLink& link, const void* data, size_t bytes) {
     if (!link.seal.has_value()) return link.socket.Write(data, bytes, deadline_);
     std::vector<uint8_t> record(bytes + Seal::kTagBytes);
@@ -207,7 +209,8 @@ class Meeting {
     }
   }
 
-  // For the ranks above: where rank 0 was reached from, or, on its host, where rank 0 listens.
+  // Listens for the ranks above, at the address from which rank 0 was reached. On rank 0's host it
+  // listens where rank 0 does.
   absl::StatusOr<Listener> ListenBesideRank0() const {
     if (options_.folder.has_value()) return options_.folder->Listen(name_);
     return IsOnThisHost(0) ? ListenAsRank0(0) : Listen(links_[0].socket.OwnAddress(), 0);
@@ -215,8 +218,8 @@ class Meeting {
 
   bool IsMissing(int peer) const { return links_[peer].socket.fd() < 0; }
 
-  // Calls the targets, of which one for each of their ranks must answer, and accepts the ranks
-  // above this one if `listener` is given, until all of them are there.
+  // Calls the targets until one answers for each of their ranks. If `listener` is given, it also
+  // accepts all ranks above this one.
   absl::Status Meet(const Listener* listener, std::vector<Target> targets) {
     targets_ = std::move(targets);
     std::vector<int> wanted;
@@ -270,7 +273,7 @@ class Meeting {
     return StartConnect(WithPort(address, target->port));
   }
 
-  // Looks a name up once for all of its ports, and again only after a while.
+  // Looks up a name once for all of its ports, and again only after a while.
   absl::StatusOr<const std::vector<SocketAddress>*> AddressesOf(const std::string& name) {
     KnownHost& host = hosts_[name];
     const bool old = steady_clock::now() - host.looked_up > kLookUpAgain;
@@ -289,7 +292,7 @@ class Meeting {
     target->pause = std::min(kLongestPause, target->pause * 3 / 2);
   }
 
-  // Waits until something can be done, and does it.
+  // Waits for an event, and handles it.
   absl::Status PollAll(const Listener* listener) {
     std::vector<pollfd> polled = {{listener == nullptr ? -1 : listener->socket().fd(), POLLIN, 0}};
     Deadline wake = deadline_;
@@ -433,18 +436,18 @@ class Meeting {
 
   const RendezvousOptions& options_;
   const Deadline deadline_;
-  const std::string name_;  // of the job's sockets in a folder
+  const std::string name_;  // name of the job's sockets in a folder
   Identity self_;
   std::vector<PeerLink> links_;
   std::vector<Target> targets_;
   std::map<std::string, KnownHost> hosts_;
   std::list<Pending> pending_;  // oldest first
   int strangers_ = 0, of_this_job_ = 0, doubles_ = 0;
-  int times_taken_ = 0;  // answers of rank 0
+  int times_taken_ = 0;  // number of rank 0's answers kTaken
   absl::Status last_error_;
 };
 
-// Every other rank takes a file of this process, and so does every greeting.
+// Raises the limit of open files. Every other rank takes one, and so does every greeting.
 absl::Status AllowFiles(int world_size) {
   const rlim_t needed = world_size + kMostPending + 64;
   rlimit limit = {};

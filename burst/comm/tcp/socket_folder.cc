@@ -35,14 +35,15 @@ bool IsPrivate(int fd) {
 
 std::string NameOf(const std::string& name, int port) { return absl::StrCat(name, ".", port); }
 
-// Removes a file of the folder when the last owner goes.
+// Returns an owner of a file. The file is removed with its last owner.
 std::shared_ptr<const void> RemovedAtEnd(std::shared_ptr<const Socket> folder, std::string file,
                                          std::shared_ptr<const Socket> held = nullptr) {
   return {nullptr, [folder = std::move(folder), file = std::move(file), held = std::move(held)](
                        const void*) { unlinkat(folder->fd(), file.c_str(), 0); }};
 }
 
-// The address of a socket in the open folder, whose own path may be longer than an address is.
+// Returns the address of a socket in the open folder. The folder's own path may be too long for an
+// address.
 sockaddr_un AddressIn(int folder, const std::string& file) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -83,7 +84,7 @@ absl::StatusOr<SocketFolder> SocketFolder::Open(const std::string& path) {
   return SocketFolder(path, std::move(folder));
 }
 
-// The lock is on the file that has the name, not on one that its last holder has just removed.
+// Locks the file that has the name now, not one that its last holder has just removed.
 absl::StatusOr<std::shared_ptr<const void>> SocketFolder::Lock(const std::string& file) const {
   while (true) {
     auto held = std::make_shared<const Socket>(

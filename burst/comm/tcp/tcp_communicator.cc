@@ -74,7 +74,7 @@ absl::Status TcpCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
     pending.push_back({is_send, group_, c, world_ranks_[peer], static_cast<char*>(data), bytes});
     return world_->Start(&pending.back());
   };
-  // Receives first: a message then finds its place.
+  // Receives are posted first, so that a message finds its place.
   for (const ReceiveBuffer& receive : receives) {
     BURST_RETURN_IF_ERROR(start(false, receive.data, receive.bytes, receive.peer));
   }
@@ -137,7 +137,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, 
 
   std::unique_ptr<Communicator> result;
   if (color < 0) return result;
-  std::vector<int> group;  // ranks of this one
+  std::vector<int> group;  // ranks of this rank's group
   for (int peer = 0; peer < world_size(); ++peer) {
     if (wishes[peer].color == color) group.push_back(peer);
   }

@@ -28,9 +28,9 @@
 namespace burst {
 namespace {
 
-constexpr int64_t kCopyGrain = 1 << 20;  // bytes that a thread copies at least
+constexpr int64_t kCopyGrain = 1 << 20;  // the fewest bytes that a thread copies
 constexpr int64_t kSumBlock = 1 << 12;   // elements reduced at a time, in the first-level cache
-constexpr int64_t kSumGrain = 8 * kSumBlock;  // elements that a thread reduces at least
+constexpr int64_t kSumGrain = 8 * kSumBlock;  // the fewest elements that a thread reduces
 
 using Lock = ThreadWorld::Lock;
 
@@ -77,7 +77,7 @@ absl::Status ThreadCommunicator::DoPost(Channel channel, absl::Span<const SendBu
   const auto on_gpu = [](const auto& buffer) { return buffer.device == DeviceType::kCuda; };
   if (std::any_of(sends.begin(), sends.end(), on_gpu) ||
       std::any_of(receives.begin(), receives.end(), on_gpu)) {
-    SynchronizeDevice(DeviceType::kCuda);  // kernels that write or read the buffers are done
+    SynchronizeDevice(DeviceType::kCuda);  // waits for kernels that write or read the buffers
   }
   const int c = static_cast<int>(channel);
   Lock lock = world_.Acquire();
@@ -105,7 +105,8 @@ void Copy(const ReceiveBuffer& to, const SendBuffer& from) {
   });
 }
 
-// Copies one message whose send and receive are both posted, if there is one; this channel first.
+// Copies one message whose send and receive are both posted, if there is one. This channel's
+// messages come first.
 bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
   for (int i = 0; i < kNumChannels; ++i) {
     const int c = (channel + i) % kNumChannels;
@@ -135,8 +136,8 @@ bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
   return false;
 }
 
-// Returns once done() holds. Until then receives messages of any channel, so that other ranks need
-// not wait for this one.
+// Returns once done() holds. Until then it receives messages of any channel, so that other ranks
+// need not wait for this one.
 template <typename Done>
 absl::Status ThreadCommunicator::Await(Lock& lock, int channel, Done done) {
   bool said = false;
@@ -156,7 +157,7 @@ absl::Status ThreadCommunicator::Await(Lock& lock, int channel, Done done) {
   return absl::OkStatus();
 }
 
-// For the watchdog: the first message of the channel that is not complete, or the meeting.
+// Tells the watchdog the channel's first message that is not complete, or the meeting.
 void ThreadCommunicator::SayWait(int channel) {
   if (current_progress == nullptr) return;
   const char* const name = Name(static_cast<Channel>(channel));
@@ -171,7 +172,7 @@ void ThreadCommunicator::SayWait(int channel) {
   current_progress->Wait("waits for the other ranks of a collective", name, -1, 0);
 }
 
-// A rank that this one's wait depends on, but whose body has returned; -1 if there is none.
+// Returns a rank that this one waits for although its body has returned, or -1.
 int ThreadCommunicator::AbsentPeer(int channel) const {
   for (int peer = 0; peer < group_->size; ++peer) {
     if (!world_.has_left(group_->world_ranks[peer])) continue;
@@ -216,8 +217,8 @@ ThreadCommunicator::~ThreadCommunicator() {
   }
 }
 
-// A barrier: returns when all ranks of the group have called it. The last rank runs last() before
-// any rank continues; if last() fails, the world is aborted.
+// A barrier, which returns when all ranks of the group have called it. The last rank runs last()
+// before any rank continues. If last() fails, the world is aborted.
 template <typename Last>
 absl::Status ThreadCommunicator::Meet(Lock& lock, Last last) {
   if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
@@ -230,7 +231,7 @@ absl::Status ThreadCommunicator::Meet(Lock& lock, Last last) {
                [&] { return group_->meetings != meeting; });
 }
 
-// Waits for all ranks, even after an abort. Used at points that every rank reaches.
+// Waits for all ranks, even after an abort. Callers use it at points that every rank reaches.
 void ThreadCommunicator::MeetRegardless(Lock& lock) {
   const int64_t meeting = group_->meetings;
   if (++group_->arrived == group_->size) group_->EndMeeting();
@@ -242,7 +243,7 @@ void ThreadCommunicator::MeetRegardless(Lock& lock) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int color, int key) {
   ThreadGroup& group = *group_;
-  // Forms the groups: sorted by color, key and rank, the ranks of a group are consecutive.
+  // Forms the groups. After sorting by color, key and rank, the ranks of a group are consecutive.
   const auto form = [&group] {
     std::vector<int> order(group.size);
     std::iota(order.begin(), order.end(), 0);
@@ -294,7 +295,8 @@ void SumSegment(absl::Span<T* const> tensors, int s, Segment segment) {
   ParallelFor(segment.end - segment.begin, kSumGrain, std::cref(sum_range));  // no allocation
 }
 
-// In shared memory each rank reduces one segment, from the tensors of all ranks into all of them.
+// In shared memory, each rank reduces one segment of all ranks' tensors and writes the sum to all
+// of them.
 absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
   BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
   BURST_CHECK(tensor.dtype() != DType::kInt32) << "cannot reduce " << Name(tensor.dtype());

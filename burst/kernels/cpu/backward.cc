@@ -1,5 +1,6 @@
-// Backward: a chunk of queries stays in cache, the keys are read tile by tile, and each tile of
-// keys collects its dK and dV over the chunk. The chunk's dQ is collected over the tiles of a span.
+// The backward. A chunk of queries stays in cache while the keys are read tile by tile. Each tile
+// of keys collects its dK and dV over the chunk. The chunk's dQ is collected over the tiles of a
+// span.
 //
 // The order of all sums is fixed. The gradient dQ adds spans in the order of the keys. The
 // gradients dK and dV add chunks in the order of the query heads and the queries. So the bits do
@@ -32,8 +33,8 @@ constexpr int64_t kSpanTiles = 2;   // tiles of keys whose parts of a dQ are add
 template <typename T>
 constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 
-// One row of a tile of scores (to base 2) and its dP, both [columns], whole vectors; the query sees
-// [first, last). lse is to base 2. s becomes P and dp becomes dS:
+// Computes one row of a tile. s has scores to base 2 and dp has dP, both [columns], in whole
+// vectors. The query sees [first, last). lse is to base 2. s becomes P and dp becomes dS:
 //
 //   P = 2^(S - lse);  dS = P * (dP - delta)
 template <typename T>
@@ -50,7 +51,7 @@ void SoftmaxBackwardRow(int64_t columns, int64_t first, int64_t last, T lse, T d
     Store(s + j, p);
     Store(dp + j, p * (Load(dp + j) - row_delta));
   }
-  // dP, lse and delta may be NaN: P and dS are zero by the mask, not by their values.
+  // dP, lse and delta may be NaN, so the mask makes P and dS zero, not their values.
   for (T* x : {s, dp}) {
     std::fill(x, x + first, T{0});
     std::fill(x + last, x + columns, T{0});
@@ -74,7 +75,8 @@ class BackwardTask {
     return (shape_.k_len + keys - 1) / keys;
   }
 
-  // The spans, by number, that some query of the chunk sees; with lists all of them.
+  // Returns the numbers of the spans that some query of the chunk sees. With lists it returns all
+  // of them.
   Range Spans(int64_t b, Range chunk) const {
     if (shape_.blocks.key_begin != nullptr) return {0, num_spans()};
     const Range keys = Mask(shape_, b).Keys(chunk, {0, shape_.k_len});
@@ -135,10 +137,10 @@ class BackwardTask {
     T *k_transposed, *v_transposed;  // [head_dim, tile_keys], K scaled for scores to base 2
     T *dk, *dv;                      // [tile_keys, head_dim]
     T *s, *dp;                       // [kBlockM, tile_keys]
-    bool finite;                     // all of q and dout
+    bool finite;                     // whether all of q and dout is finite
   };
 
-  // With lists: the blocks of queries, of a chunk, that see a tile of keys.
+  // Returns, with lists, the blocks of the chunk's queries that see a tile of keys.
   BlockList SeenBy(int64_t b, Range chunk, int64_t tile) const {
     if (tile * kListBlock >= shape_.k_len) return {};
     static_assert(kChunk % kListBlock == 0 && kBlockM == kListBlock, "");
@@ -146,7 +148,7 @@ class BackwardTask {
                                                     (chunk.end + kListBlock - 1) / kListBlock);
   }
 
-  // Whether queries of the chunk may see keys of the span.
+  // Returns whether queries of the chunk may see keys of the span.
   bool Meet(int64_t b, Range chunk, int64_t span) const {
     if (shape_.blocks.key_begin == nullptr) return true;
     bool some = false;
@@ -156,7 +158,7 @@ class BackwardTask {
     return some;
   }
 
-  // One tile of keys and the queries of the chunk.
+  // Computes one tile of keys with the queries of the chunk.
   template <typename BeforeDkv>
   void RunKeys(const Mask& mask, int64_t b, int64_t h, Range chunk, Range keys,
                BeforeDkv before_dkv, const Tiles& tiles) const {
@@ -227,8 +229,8 @@ class BackwardTask {
                         stride_, true);
   }
 
-  // The last three matmuls over the pairs of a query and a key that it sees: others would add
-  // 0 x NaN. q, dout and dq: of the first query.
+  // Computes the last three matmuls over the pairs of a query and a key that it sees. Other pairs
+  // would add 0 x NaN. q, dout and dq point to the first query.
   void AddSeen(const Mask& mask, Range queries, Range keys, const T* q, const T* dout, T* dq,
                const Tiles& tiles) const {
     for (int64_t i = 0; i < queries.end - queries.begin; ++i) {
@@ -261,7 +263,7 @@ template <typename T>
 void Clear(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
            const AttentionOperand& operand) {
   if (heads.empty()) return;
-  constexpr int64_t kGrain = 256;  // rows a thread takes at least
+  constexpr int64_t kGrain = 256;  // the fewest rows of a thread
   ParallelFor(shape.batch * length, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       for (int64_t h = heads.begin; h < heads.end; ++h) {
@@ -272,7 +274,8 @@ void Clear(const FlashAttentionShape& shape, int64_t length, const HeadRange& he
   });
 }
 
-// The work of a KV head in its order: query head after query head, chunk after chunk.
+// Returns a KV head's chunk in the order of its work: query head after query head, chunk after
+// chunk.
 struct ChunkOf {
   int64_t h;  // query head
   Range chunk;
@@ -290,7 +293,7 @@ ChunkOf ChunkOfStep(const FlashAttentionShape& shape, int64_t kv_head, int64_t s
 template <typename T>
 class SharedHeads {
  public:
-  // The heads [first, last) of batch * num_kv_heads.
+  // Shares the heads [first, last) of batch * num_kv_heads.
   SharedHeads(const BackwardTask<T>& task, const FlashAttentionShape& shape, int64_t first,
               int64_t last)
       : task_(task),
@@ -305,7 +308,7 @@ class SharedHeads {
     if (head_ < last_ && steps_ > 0) left_ = SpansOfStep();
   }
 
-  // Called by every thread.
+  // Every thread calls this.
   void Work() {
     while (true) {
       Item item;
@@ -333,8 +336,8 @@ class SharedHeads {
  private:
   struct Item {
     int64_t head, step, span;
-    int32_t chunks_before;  // that add to the span's dK and dV
-    int32_t spans_before;   // that add to the chunk's dQ
+    int32_t chunks_before;  // chunks that add to the span's dK and dV first
+    int32_t spans_before;   // spans that add to the chunk's dQ first
   };
 
   Range SpansOfStep() const {
@@ -342,7 +345,7 @@ class SharedHeads {
     return task_.Spans(head_ / shape_.num_kv_heads, work.chunk);
   }
 
-  // The next span of a chunk, in the order in which one thread would take them; false: none left.
+  // Takes the next span of a chunk, in the order of a single thread. Returns false if none is left.
   bool Take(Item* item) {
     while (head_ < last_ && steps_ > 0) {
       if (left_.begin < left_.end) {
@@ -367,7 +370,7 @@ class SharedHeads {
   const BackwardTask<T>& task_;
   const FlashAttentionShape& shape_;
   const int64_t last_, steps_;
-  std::mutex mutex_;  // of what comes next:
+  std::mutex mutex_;  // guards these fields:
   int64_t head_, step_ = 0;
   Range left_ = {0, 0};         // of the step
   int32_t spans_taken_ = 0;     // of the step

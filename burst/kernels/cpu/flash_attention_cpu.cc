@@ -9,7 +9,7 @@ namespace burst {
 namespace cpu {
 namespace {
 
-constexpr int64_t kGrain = 256;  // rows a thread takes at least
+constexpr int64_t kGrain = 256;  // the fewest rows of a thread
 
 template <typename T>
 T Dot(int64_t n, const T* a, const T* b) {

@@ -1,4 +1,4 @@
-// Forward: one task a tile of queries, which reads the keys tile by tile.
+// The forward. A task has one tile of queries, and reads the keys tile by tile.
 //
 // Scores are kept transposed, [keys, queries], so that a vector holds the scores of several queries
 // for one key. The softmax over the keys then needs no reduction across a vector, and keys and
@@ -22,7 +22,7 @@ namespace burst {
 namespace cpu {
 namespace {
 
-constexpr int64_t kBlockM = 192;   // queries of a task, at most; with lists those of a block
+constexpr int64_t kBlockM = 192;   // the most queries of a task; with lists the queries of a block
 constexpr int64_t kTileKeys = 96;  // keys of a step
 constexpr int kPanelVectors = 4;   // queries whose scores stay in the first-level cache
 
@@ -32,9 +32,9 @@ constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 // The running softmax of a tile of queries, to base 2.
 template <typename T>
 struct RunningSoftmax {
-  T max[kBlockM];      // of the scores so far; -inf before the first visible one
-  T sum[kBlockM];      // of 2^(score - max)
-  T rescale[kBlockM];  // what the last step multiplied sum by, and the output must be
+  T max[kBlockM];      // largest score so far; -inf before the first visible one
+  T sum[kBlockM];      // sum of 2^(score - max)
+  T rescale[kBlockM];  // factor of the last step for sum, and for the output
 };
 
 // Takes in the scores [keys, kVectors vectors of queries], masked with -inf, and turns them into
@@ -58,7 +58,7 @@ void UpdateColumns(int64_t keys, T* scores, int64_t stride, T* max, T* sum, T* r
   for (int v = 0; v < kVectors; ++v) {
     const Vec<T> old_max = Load(max + v * kWidth);
     Store(max + v * kWidth, shift[v]);
-    // Queries that have seen nothing yet: any finite shift gives 2^-inf = 0.
+    // For queries that have not seen a key yet, any finite shift gives 2^-inf = 0.
     shift[v] = shift[v] == kMinusInfinity<T> ? Vec<T>{} : shift[v];
     Store(rescale + v * kWidth, Exp2<T>(old_max - shift[v]));
   }
@@ -93,7 +93,7 @@ class ForwardTask {
 
   // Returns the largest score of the task's queries, -inf if they see no key.
   T Run(int64_t task) const {
-    // The last tiles first: under a causal mask they have the most work.
+    // The last tiles come first, because they have the most work under a causal mask.
     const int64_t tile = tiles_ - 1 - task % tiles_;
     const int64_t h = task / tiles_ % shape_.num_heads;
     const int64_t b = task / tiles_ / shape_.num_heads;
@@ -119,7 +119,7 @@ class ForwardTask {
     const auto step = [&](Range keys) {
       Range seeing = mask.Queries(queries, keys);
       if (seeing.begin == seeing.end) return;
-      // Whole vectors of the tile.
+      // The range grows to whole vectors of the tile.
       seeing.begin -= (seeing.begin - queries.begin) % kLanes<T>;
       seeing.end =
           std::min(queries.end, queries.begin + RoundUpToLanes<T>(seeing.end - queries.begin));
@@ -155,7 +155,8 @@ class ForwardTask {
     RunningSoftmax<T> softmax;
   };
 
-  // O += P V for `queries`, whole vectors of the tile that starts at query i0. changed: or null.
+  // Adds P V to O for `queries`, whole vectors of the tile that starts at query i0. changed may be
+  // null.
   void Step(const Mask& mask, const ChangedScores<T>* changed, int64_t i0, Range queries,
             Range keys, Tiles* tiles) const {
     const int64_t num_keys = keys.end - keys.begin;
@@ -187,7 +188,8 @@ class ForwardTask {
                               true);
   }
 
-  // O += P V over the keys that each query sees, where the matmul would add 0 x NaN of the others.
+  // Adds P V to O over the keys that each query sees. The matmul would add 0 x NaN of the other
+  // keys.
   void AddSeenValues(const Mask& mask, int64_t i0, Range queries, Range keys, Tiles* tiles) const {
     for (int64_t i = queries.begin; i < queries.end; ++i) {
       const Range seen = mask.Keys({i, i + 1}, keys);
@@ -200,7 +202,8 @@ class ForwardTask {
     }
   }
 
-  // The scores of the queries from i on, [keys, columns]; several vectors at a time if there are.
+  // Updates the scores of the queries from i on, [keys, columns], several vectors at a time if
+  // possible.
   static void UpdatePanel(int64_t keys, int64_t columns, T* scores, int64_t i,
                           RunningSoftmax<T>* softmax) {
     T *max = softmax->max + i, *sum = softmax->sum + i, *rescale = softmax->rescale + i;
@@ -212,7 +215,7 @@ class ForwardTask {
     }
   }
 
-  // scores [keys, queries] = -inf where the query does not see the key.
+  // Sets scores [keys, queries] to -inf where the query does not see the key.
   static void MaskPanel(const Mask& mask, Range queries, Range keys, T* scores) {
     // Key j is seen by the queries [first, last); both only grow with j.
     int64_t first = queries.begin, last = queries.begin;

@@ -11,7 +11,8 @@ namespace {
 constexpr int kBlockRows = 6;
 constexpr int kBlockVectors = kVectorRegisters == 32 ? 4 : 2;
 
-// A block of C, [kRows, kVectors vectors]: every element of A is broadcast against a row of B.
+// Computes a block of C, [kRows, kVectors vectors]. Every element of A is broadcast against a row
+// of B.
 template <Layout layout, int kRows, int kVectors, typename T>
 inline void Block(int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
                   bool accumulate) {
@@ -41,7 +42,7 @@ inline void Block(int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T
   }
 }
 
-// The last rows of a panel, fewer than kBlockRows.
+// Computes the last rows of a panel, fewer than kBlockRows.
 template <Layout layout, int kRows, int kVectors, typename T>
 void LastBlock(int64_t rows, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
                int64_t ldc, bool accumulate) {
@@ -54,7 +55,7 @@ void LastBlock(int64_t rows, int64_t k, const T* a, int64_t lda, const T* b, int
   }
 }
 
-// A panel of C, kVectors vectors wide: the panel of B stays in the first-level cache.
+// Computes a panel of C, kVectors vectors wide. The panel of B stays in the first-level cache.
 template <Layout layout, int kVectors, typename T>
 void Panel(int64_t m, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
            int64_t ldc, bool accumulate) {
@@ -68,7 +69,7 @@ void Panel(int64_t m, int64_t k, const T* a, int64_t lda, const T* b, int64_t ld
                                               ldc, accumulate);
 }
 
-// The last columns, fewer than kBlockVectors vectors.
+// Computes the last columns, fewer than kBlockVectors vectors.
 template <Layout layout, int kVectors, typename T>
 void LastPanel(int64_t vectors, int64_t m, int64_t k, const T* a, int64_t lda, const T* b,
                int64_t ldb, T* c, int64_t ldc, bool accumulate) {

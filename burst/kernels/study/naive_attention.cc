@@ -1,4 +1,4 @@
-// Attention by whole matrices: S, P and dS of all heads are in memory at once. It uses Eigen's
+// Attention with whole matrices. S, P and dS of all heads are in memory at once. It uses Eigen's
 // matmuls and one exponential for each score.
 
 #include <Eigen/Core>
@@ -19,14 +19,14 @@ using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>
 template <typename T>
 using Map = Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>>;
 
-// [rows, head_dim] of one head.
+// Returns one head as a matrix [rows, head_dim].
 template <typename T>
 Map<T> Head(const AttentionOperand& operand, int64_t b, int64_t h, int64_t rows, int64_t d) {
   T* data = static_cast<T*>(operand.data) + b * operand.batch_stride + h * operand.head_stride;
   return {data, rows, d, Eigen::OuterStride<>(operand.seq_stride)};
 }
 
-// The scores of one head in a [batch, heads, q_len, k_len] tensor.
+// Returns one head's scores in a [batch, heads, q_len, k_len] tensor.
 template <typename T>
 Map<T> Scores(const Tensor& scores, int64_t head) {
   const int64_t q_len = scores.dim(2), k_len = scores.dim(3);
@@ -47,8 +47,8 @@ Range Visible(const FlashAttentionShape& shape, int64_t b, int64_t i) {
   return {begin, std::max<int64_t>(begin, shape.visible.end[b * shape.visible.batch_stride + i])};
 }
 
-// The queries of a batch row that see a key lie in the result: a ring's backward gives the queries
-// of its own block in two parts.
+// Returns a range that holds all queries of a batch row that see a key. A ring's backward gives the
+// queries of its own block in two parts.
 Range Seeing(const FlashAttentionShape& shape, int64_t b) {
   const auto sees = [&](int64_t i) {
     const Range visible = Visible(shape, b, i);
@@ -60,7 +60,7 @@ Range Seeing(const FlashAttentionShape& shape, int64_t b) {
   return queries;
 }
 
-// row <- exp(row - lse) where the query sees a key, 0 elsewhere.
+// Sets row to exp(row - lse) where the query sees a key, and to 0 elsewhere.
 template <typename Row, typename T>
 void Exponentials(const Range& visible, T lse, Row row) {
   auto seen = row.segment(visible.begin, visible.end - visible.begin);

@@ -36,7 +36,7 @@ class Tiled : public AttentionKernels {
 
 }  // namespace
 
-// One object a size, kept until the program ends.
+// Returns the object of a size, which is kept until the program ends.
 const AttentionKernels& TiledKernels(int64_t tile_keys) {
   static std::mutex mutex;
   static auto& by_size = *new std::map<int64_t, Tiled>();

@@ -1,4 +1,5 @@
-// Linear on a GPU with products of float8. A tensor has one scale, from its largest magnitude.
+// Linear on a GPU with products of float8. A tensor has one scale, which follows from its largest
+// magnitude.
 //
 // Hopper multiplies float8 matrices only if both have k along their rows in memory. So each operand
 // is rounded in the form that its product needs:
@@ -7,8 +8,8 @@
 //   dx = dy W     dy by rows, W by columns
 //   dW = dy^T x   dy and x by columns
 //
-// The backward makes its own forms of x and W from the bfloat16 tensors. To keep those of the
-// forward would take more memory.
+// The backward makes its own forms of x and W from the bfloat16 tensors. Keeping the forward's
+// forms would take more memory.
 #include "burst/autograd/tape.h"
 #include "burst/base/check.h"
 #include "burst/tensor/gpu_kernel.h"

@@ -1,4 +1,4 @@
-// What a GEMM is; matmul.cc runs it.
+// Describes a GEMM; matmul.cc runs it.
 #include <atomic>
 
 #include "burst/base/check.h"

@@ -1,4 +1,5 @@
-// Linear, GeluMlp and LinearCrossEntropy on a GPU: which GEMMs and kernels, and their memory.
+// Linear, GeluMlp and LinearCrossEntropy on a GPU: this file chooses their GEMMs, kernels and
+// memory.
 #include <algorithm>
 
 #include "burst/autograd/tape.h"
@@ -62,7 +63,7 @@ void InputBackward(const Tensor& dy, const Variable& x, const Variable& weight) 
   AddGemm(x, in, gemm);
 }
 
-// y = x W^T + bias + residual, of the given shape; unread: null.
+// Returns y = x W^T + bias + residual in the given shape, or a null tensor if nobody reads y.
 Tensor LinearForward(const Tensor& x, const Variable& weight, const Variable& bias,
                      const Variable& residual, const Shape& shape, ResultUse use) {
   if (use == ResultUse::kUnread) return Tensor::Null(shape, x.dtype(), DeviceType::kCuda);

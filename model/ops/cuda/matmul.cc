@@ -41,17 +41,18 @@ cublasLtEpilogue_t CublasEpilogue(const MatMulParams& params) {
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-// Everything that the choice of an algorithm depends on.
+// The key holds everything that the choice of an algorithm depends on.
 using PlanKey = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, DType,
                            DType, DType, Epilogue, bool, bool, bool, int>;
 
-// The most that 256 and the address divide by, as log2: algorithms demand alignment.
+// log2 of the largest power of two, at most 256, that divides the address. Algorithms demand
+// alignment.
 int Alignment(const void* data) {
   return data == nullptr ? 8 : __builtin_ctzll(reinterpret_cast<uintptr_t>(data) | 256);
 }
 
-// A GEMM as cuBLASLt knows it, made once for each PlanKey. cuBLASLt is column-major: it is asked
-// for c^T = b^T a^T, where a row-major matrix is the transpose of what it sees.
+// A GEMM in cuBLASLt's terms, made once for each PlanKey. cuBLASLt is column-major. So the plan
+// asks for c^T = b^T a^T, because cuBLASLt sees a row-major matrix as its transpose.
 struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
@@ -71,11 +72,11 @@ void SetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t
   BURST_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
 }
 
-// cuBLASLt with its workspace and plans: one per GPU context.
+// cuBLASLt with its workspace and plans, one for each GPU context.
 class Cublas {
  public:
   Cublas() {
-    AwaitOtherRanks();  // cuBLASLt loads code already now
+    AwaitOtherRanks();  // creating a handle already loads code
     BURST_CUBLAS_CHECK(cublasLtCreate(&handle_));
     workspace_ = AllocateMemory(DeviceType::kCuda, kMatMulWorkspaceBytes);
   }
@@ -153,10 +154,10 @@ class Cublas {
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CudaType(p.c.dtype));
     }
     if (Is8Bit(p.a.dtype)) {
-      // Sums move to fp32 every few steps: tensor cores' own registers have fewer bits, and to stay
-      // in them saves 1 % at most.
+      // Sums move to fp32 every few steps, because tensor cores' own registers have fewer bits.
+      // Staying in those registers saves 1 % at most.
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
-      // The heuristic looks at these; each call sets its own.
+      // The heuristic looks at these pointers; each call sets its own.
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scale);
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scale);
     }
@@ -176,8 +177,8 @@ class Cublas {
           cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMatMulWorkspaceBytes);
-    // Partial results over parts of k stay in the accumulator's type: rounding them to bf16 would
-    // cost more than rounding the result.
+    // Partial results over parts of k stay in the accumulator's type. Rounding them to bf16 would
+    // add a larger error than rounding the result does.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (const auto attribute :
@@ -205,7 +206,7 @@ class Cublas {
   std::map<PlanKey, Plan> plans_;
 };
 
-// k = 0. A rank may have no tokens; its part of the weights' gradients is zero.
+// Handles k = 0. A rank may have no tokens; its part of the weights' gradients is then zero.
 void EmptyGemm(const MatMulParams& p) {
   BURST_CHECK(p.epilogue == Epilogue::kNone);
   const size_t element = SizeOf(p.c.dtype), pitch = p.c.stride * element;
