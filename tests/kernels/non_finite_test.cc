@@ -268,18 +268,18 @@ TEST(NonFiniteTest, StaysInAShortDocument) {
 
 TEST(NonFiniteTest, StaysInItsWindow) { CheckAll({kStarts, kStarts, false, 37}, {1, 3}, {}); }
 
-// A ring's calls, whose keys begin and end within documents and between them. Queries whose
-// document has no keys there see nothing.
+// In a ring's calls, keys begin and end within documents and between them. Queries whose document
+// has no keys there see nothing.
 TEST(NonFiniteTest, StaysInItsDocumentInARing) {
   CheckAll({kStarts, kStarts}, {2, 3}, {0, 150, 333, 400});
 }
 
-// Documents of other lengths in the keys than in the queries, and a last one without a query.
+// Documents have other lengths in the keys than in the queries, and the last one has no query.
 TEST(NonFiniteTest, StaysInItsDocumentOfKeys) {
   CheckAll({{0, 50, 190, 210, 210}, {0, 180, 181, 400, 460}}, {1, 2, 3}, {});
 }
 
-// Few queries on many keys.
+// Few queries see many keys.
 TEST(NonFiniteTest, StaysInItsDocumentWithFewQueries) {
   CheckAll({{0, 1, 3, 8, 9}, {0, 700, 733, 1400, 1410}}, {0, 1, 2}, {});
 }

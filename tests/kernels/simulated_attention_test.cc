@@ -1,4 +1,4 @@
-// Attention on a simulated GPU: the time that a plan counts for a mask.
+// Tests attention on a simulated GPU: the time that a plan counts for a mask.
 
 #include <gtest/gtest.h>
 
@@ -20,13 +20,13 @@ GpuModel Model() {
   return model;
 }
 
-// A block of a list takes the time of its 128 x 128 pairs, and what does not depend on the mask
-// takes as long as without one.
+// A block of a list takes the time of its 128 x 128 pairs. The work that does not depend on the
+// mask takes the time that it takes without one.
 TEST(SimulatedAttention, CountsListedBlocks) {
   constexpr int64_t kBatch = 2, kHeads = 4, kDim = 128, kLength = 4 * kListBlock;
   SimulatedGpu gpu(Model());
   const ScopedSimulatedGpu scoped(&gpu);
-  const AttentionKernels& kernels = KernelsOf(DeviceType::kCuda);  // the simulated ones
+  const AttentionKernels& kernels = KernelsOf(DeviceType::kCuda);  // the simulated kernels
   FlashAttentionShape shape{kBatch, kLength, kLength,          kHeads, kHeads,
                             kDim,   1,       DType::kBFloat16, {}};
   ASSERT_TRUE(kernels.TakesBlocks(shape.dtype, kDim));
@@ -50,14 +50,14 @@ TEST(SimulatedAttention, CountsListedBlocks) {
     return gpu.now() - start;
   };
   for (const bool forward : {true, false}) {
-    // Two products forward and five backward, of two operations a number.
+    // The forward has two products and the backward five, with two operations a number.
     const double block = 2.0 * (forward ? 2 : 5) * kListBlock * kListBlock * kDim /
                          (forward ? Model().attention_forward : Model().attention_backward);
     const double all = seconds({}, 0, forward), none = seconds({0, 0, 0, 0, 0}, 0, forward);
     EXPECT_NEAR(all - none, kBatch * kHeads * 16 * block, 1e-6 * all);
     EXPECT_NEAR(seconds({0, 1, 1, 4, 5}, 0, forward) - none, kBatch * kHeads * 5 * block,
                 1e-6 * all);
-    // Lists of each batch row: three blocks, then one.
+    // The lists of the batch rows have three blocks, and one.
     EXPECT_NEAR(seconds({0, 1, 1, 3, 3, 3, 3, 3, 4, 4}, 5, forward) - none, kHeads * 4 * block,
                 1e-6 * all);
   }

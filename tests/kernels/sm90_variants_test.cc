@@ -1,4 +1,4 @@
-// The choice among the compiled variants of the Hopper kernels (variants.bzl).
+// Tests the choice among the compiled variants of the Hopper kernels (variants.bzl).
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr MaskForm kFull = MaskForm::kFull, kRanges = MaskForm::kRanges, kLists = MaskForm::kLists;
 
-// The first row of a table that fits the call; empty if none does.
+// Returns the first row of a table that fits the call, or an empty text if none does.
 #define BURST_NAME(name, ...) \
   if (call.Fits##name()) return #name;
 std::string Forward(const Call& call) {
@@ -56,7 +56,7 @@ TEST(Sm90Variants, EveryCallHasOneInEachPass) {
   }
 }
 
-// Lengths on both sides of every condition.
+// The lengths are on both sides of every condition.
 TEST(Sm90Variants, ShortSequencesHaveTheirOwn) {
   const auto forward = [](int64_t d, MaskForm mask, int64_t keys, int64_t most_queries = 0) {
     return Forward({d, keys, keys, mask, most_queries});
@@ -74,7 +74,7 @@ TEST(Sm90Variants, ShortSequencesHaveTheirOwn) {
   EXPECT_EQ(forward(128, kFull, 4097), "ForwardD128Full");
   EXPECT_EQ(forward(128, kRanges, 8191), "ForwardD128RangesShort");
   EXPECT_EQ(forward(128, kRanges, 8192), "ForwardD128Ranges");
-  // Documents of few tokens are short, however many there are.
+  // Documents of few tokens are short, in any number.
   EXPECT_EQ(forward(128, kRanges, 65536, 8191), "ForwardD128RangesShort");
   EXPECT_EQ(forward(128, kRanges, 65536, 8192), "ForwardD128Ranges");
   EXPECT_EQ(forward(136, kFull, 100), "ForwardD192Full");

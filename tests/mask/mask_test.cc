@@ -1,4 +1,4 @@
-// Mask against its definition, pair by pair, and what it refuses.
+// Compares Mask with its definition, pair by pair, and tests what it refuses.
 #include "burst/mask/mask.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 
-// Adds what a part shows to seen[row, query, key], and checks what it says of itself.
+// Adds the pairs of a part to seen[row, query, key], and checks the part's own figures.
 void AddPart(const VisibleKeys& part, int64_t q_len, int64_t k_len, std::vector<int>* seen) {
   EXPECT_EQ(part.q_len, q_len);
   ASSERT_EQ(static_cast<int64_t>(part.begin.size()), part.rows * q_len);
@@ -33,7 +33,8 @@ void AddPart(const VisibleKeys& part, int64_t q_len, int64_t k_len, std::vector<
   EXPECT_EQ(part.all, pairs == static_cast<int64_t>(seen->size()));
 }
 
-// Every pair that the definition shows is in one part of the mask or in its blocks, and no other.
+// Checks that every visible pair of the definition is in one part of the mask or in its blocks, and
+// no other pair.
 void CheckBetween(const MaskCase& c, int64_t seqlen, const std::vector<int32_t>& queries,
                   const std::vector<int32_t>& keys, int64_t block) {
   const Mask mask = MaskOf(c, seqlen);
@@ -61,7 +62,7 @@ void CheckBetween(const MaskCase& c, int64_t seqlen, const std::vector<int32_t>&
   EXPECT_EQ(mask.AnyVisible(queries, keys), pairs > 0);
 }
 
-// Each position of [0, seqlen) with probability `part` / 4.
+// Returns each position of [0, seqlen) with probability `part` / 4.
 std::vector<int32_t> Some(int64_t seqlen, unsigned part, std::mt19937* random) {
   std::vector<int32_t> positions;
   for (int32_t p = 0; p < seqlen; ++p) {

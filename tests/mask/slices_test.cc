@@ -1,4 +1,5 @@
-// Masks that are given as slices: what they show, in how few calls of a kernel.
+// Tests masks that are given as slices: the pairs that they show, and the number of calls of a
+// kernel.
 
 #include "burst/mask/slices.h"
 
@@ -22,7 +23,8 @@ namespace {
 constexpr int64_t kBlock = 128;
 constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
 
-// What a query sees is one or two intervals in these masks, and they take as few calls of a kernel.
+// In these masks a query sees one or two intervals, and the masks take the same number of calls of
+// a kernel.
 TEST(SlicesTest, SlicesTakeFewParts) {
   const auto parts = [](const MaskSlices& slices, Layout layout, int world_size) {
     size_t most = 0;
@@ -47,7 +49,7 @@ TEST(SlicesTest, SlicesTakeFewParts) {
   }
 }
 
-// What these slices show, [n, n].
+// Returns the pairs that these slices show, [n, n].
 std::vector<int> Shown(const std::vector<MaskSlice>& slices, int32_t n) {
   std::vector<int> shown(static_cast<size_t>(n) * n);
   for (const MaskSlice& slice : slices) {
@@ -60,7 +62,7 @@ std::vector<int> Shown(const std::vector<MaskSlice>& slices, int32_t n) {
   return shown;
 }
 
-// Every visible pair is once in a part, and no other; returns the calls of a kernel.
+// Checks that every visible pair is in one part, and no other pair. Returns the calls of a kernel.
 size_t CheckDivided(const MaskSlices& slices, int32_t n, const std::vector<int32_t>& queries,
                     const std::vector<int32_t>& keys, const BlockMask& mask) {
   const auto rows = static_cast<int64_t>(slices.size());
@@ -84,7 +86,7 @@ size_t CheckDivided(const MaskSlices& slices, int32_t n, const std::vector<int32
   return mask.parts.size() + !mask.blocks.none();
 }
 
-// With blocks so small that slices of a few tokens have whole ones, in every layout.
+// The blocks are small, so that slices of a few tokens have whole ones in every layout.
 TEST(SlicesTest, WholeBlocksAreListed) {
   constexpr int32_t kSeqlen = 33;
   std::vector<MaskSlices> cases = {
@@ -104,7 +106,7 @@ TEST(SlicesTest, WholeBlocksAreListed) {
             const BlockMask mask = Mask::Slices(slices).Between(queries, keys, block);
             const size_t calls = CheckDivided(slices, kSeqlen, queries, keys, mask);
             masks_with_lists += !mask.blocks.none();
-            if (block == 1) fewest = calls;  // then everything is whole: one call
+            if (block == 1) fewest = calls;  // then all blocks are whole, which takes one call
             EXPECT_EQ(fewest, 1u);
           }
         }
@@ -114,7 +116,7 @@ TEST(SlicesTest, WholeBlocksAreListed) {
   EXPECT_GT(masks_with_lists, 100);
 }
 
-// Sparse blocks of any size on the kernels' grid. The whole blocks are one call.
+// Sparse blocks have any size on the kernels' grid. The whole blocks are one call.
 TEST(SlicesTest, SparseBlocksAreLists) {
   std::mt19937 random(5);
   const auto chosen = [&](int32_t count) {
@@ -166,7 +168,7 @@ TEST(SlicesTest, FewPartsNeedNoLists) {
   }
 }
 
-// By their definitions, token by token.
+// The named slices equal their definitions, token by token.
 TEST(SlicesTest, NamedSlices) {
   const int32_t n = 33;
   const auto expect = [&](const char* name, const std::vector<MaskSlice>& slices,

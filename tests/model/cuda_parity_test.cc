@@ -1,5 +1,6 @@
-// Whole models on a GPU against the same models on the CPU: logits in float32, and gradients in
-// bfloat16 against those of a naive computation in bfloat16, double precision being the truth.
+// Compares whole models on a GPU with the same models on the CPU. Logits are in float32. Gradients
+// in bfloat16 are compared with a naive computation in bfloat16, with double precision as the
+// truth.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ using Values = std::vector<double>;
 
 constexpr int64_t kBatch = 4, kLength = 200;
 
-// name: of a family, or "qwen": llama with all that a Qwen2 and a Qwen3 have more.
+// Makes the model of a family's name, or "qwen", which is llama with the additional fields of Qwen2
+// and Qwen3.
 ModelConfig Model(const std::string& name) {
   const Family family = name == "gpt2" ? Family::kGpt2 : Family::kLlama;
   ModelConfig config;
@@ -47,7 +49,8 @@ ModelConfig Model(const std::string& name) {
   return config;
 }
 
-// On `device` with weights that bfloat16 holds, so that every computation starts from the same.
+// Makes a model on `device`. Its weights are bfloat16 numbers, so that every computation starts
+// from the same ones.
 std::unique_ptr<Transformer> Make(const ModelConfig& config, DType dtype, DeviceType device) {
   auto model = Transformer::Create(config, dtype, /*seed=*/3, device);
   EXPECT_TRUE(model.ok()) << model.status();
@@ -56,7 +59,7 @@ std::unique_ptr<Transformer> Make(const ModelConfig& config, DType dtype, Device
   for (const Parameter& parameter : parameters.all()) {
     for (int64_t i = 0; i < parameter.numel(); ++i) {
       const PhiloxCounter bits = Philox(5, parameter.offset, i);
-      // Biases and normalization weights too are off their initial 0 and 1.
+      // Biases and normalization weights also differ from their initial 0 and 1.
       const double spread = parameter.init_std > 0 ? parameter.init_std : 0.1;
       values[parameter.offset + i] =
           parameter.init_mean + spread * NormalFromBits(bits[0], bits[1])[0];
@@ -98,9 +101,9 @@ Values Logits(const ModelConfig& config, DType dtype, DeviceType device) {
   return model->Logits(tape, *problem.attention, problem.batch).value().ToVector<double>();
 }
 
-// The values and gradients of all parameters. With `rounds`, every value and gradient is rounded to
-// bfloat16 as the ops hand it on. A naive implementation keeps just that between its loops, which
-// sum in `dtype`.
+// Returns the values and gradients of all parameters. With `rounds`, every value and gradient is
+// rounded to bfloat16 as the ops hand it on. A naive implementation keeps just that between its
+// loops, which sum in `dtype`.
 Values Gradients(const ModelConfig& config, DType dtype, DeviceType device, bool rounds = false) {
   const auto model = Make(config, dtype, device);
   const Problem problem(config.vocab, device);
@@ -151,8 +154,9 @@ TEST_P(CudaParity, Bf16GradientsAreAsGoodAsNaiveOnes) {
     const double size = Norm(exact, zero, begin, end);
     const double naive_error = Norm(naive, exact, begin, end) / size;
     const double error = Norm(gpu, exact, begin, end) / size;
-    // The kernels round in as many places again, P and dS of attention among them, by 2^-9 each.
-    // They also round what the CPU's loss keeps to itself: logits of at most 1 and their gradients.
+    // The kernels round in twice the number of places, such as attention's P and dS, by 2^-9 each.
+    // They also round the logits, which are at most 1, and their gradients. The CPU's loss does not
+    // round these.
     EXPECT_LE(error, 2 * naive_error + 0x1p-8) << parameter.name;
     EXPECT_LE(error, 0.05) << parameter.name;
     EXPECT_GT(naive_error, 1e-4) << parameter.name << ": nothing was rounded";

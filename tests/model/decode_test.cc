@@ -1,5 +1,5 @@
-// Generation: token by token what the whole model gives, alone and with a KV cache that ranks
-// share.
+// Tests generation. Token by token it gives the whole model's logits, alone and with a KV cache
+// that ranks share.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -64,7 +64,7 @@ TEST(Decode, EqualsForward) {
   for (const ModelConfig& config : ModelsWithSinks()) ExpectDecodeEqualsForward(config, 12, 5);
 }
 
-// In the precision of generation: bfloat16 on a GPU.
+// The precision is the one of generation, bfloat16 on a GPU.
 TEST(Decode, AModelOfValuesAloneHasTheSameBits) {
   const bool cuda = kTestDevice == DeviceType::kCuda;
   const DType dtype = cuda ? DType::kBFloat16 : DType::kFloat32;
@@ -92,8 +92,9 @@ TEST(Decode, AModelOfValuesAloneHasTheSameBits) {
   EXPECT_EQ(logits(StateSharding::ValuesAlone()), logits({}));
 }
 
-// Ranks that share the cache: a prefill over all of them, then tokens one or a few at a time. Every
-// rank has one rank's logits, and all have the same bits; each keeps its part of the tokens.
+// Ranks share the cache. They make a prefill, then take one or a few tokens at a time. Every rank
+// has the logits of a run with one rank, and all have the same bits. Each keeps its part of the
+// tokens.
 void ExpectSharedCache(const ModelConfig& config, Layout layout, int ranks, int64_t prompt,
                        int64_t window) {
   SCOPED_TRACE(testing::Message() << Name(layout) << ", " << ranks << " ranks, prompt of " << prompt
@@ -179,7 +180,7 @@ TEST(Decode, Gpt2StopsAtItsContext) {
   EXPECT_TRUE(model->Decode(cache, TokensOf(text, 11, 1)).ok());
 }
 
-// The prefill of a prompt: one rank has the logits, those of the last token.
+// Checks the prefill of a prompt. One rank has the logits of the last token.
 void ExpectNextTokenLogits(const ModelConfig& config, Layout layout, int ranks) {
   const Text text = RandomText(config.vocab, /*packed=*/false);
   const auto model = MakeModel(config);

@@ -35,7 +35,8 @@ struct Case {
   int64_t ffn_chunk = 0;
 };
 
-// On a GPU the kernels for tensor cores take multiples of 8 channels.
+// Changes a model for the device. On a GPU the kernels for tensor cores take multiples of 8
+// channels.
 ModelConfig OnDevice(ModelConfig config) {
   config.context = kLength;
   if (kTestDevice == DeviceType::kCuda) {
@@ -64,7 +65,7 @@ std::vector<Case> Cases() {
           {"Gpt2InChunks", SmallGpt2(0), true, Recompute::kNone, 10}};
 }
 
-// Four sequences: the first two of RandomText twice, with other positions of documents.
+// Returns four sequences: the first two of RandomText twice, with other positions of documents.
 Text LongText(const Case& c, int64_t vocab) {
   Text text = RandomText(vocab, c.packed, kLength);
   text.batch = 4;
@@ -77,7 +78,7 @@ Text LongText(const Case& c, int64_t vocab) {
   return text;
 }
 
-// Rows [first, first + count).
+// Returns the rows [first, first + count).
 Text Rows(const Text& text, int64_t first, int64_t count) {
   Text part = text;
   part.batch = count;
@@ -102,7 +103,7 @@ struct Results {
 
 DropoutKey Key(int64_t first_row) { return {/*seed=*/5, /*step=*/7, /*enabled=*/true, first_row}; }
 
-// The sums of all ranks.
+// Returns the sums over all ranks.
 Results Exact(const Case& c, DType dtype, const Mesh& mesh, Layout layout) {
   const ModelConfig config = OnDevice(c.model);
   const Text text = LongText(c, config.vocab);
@@ -163,8 +164,8 @@ class ExactModel : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Models, ExactModel, testing::ValuesIn(Cases()),
                          [](const auto& info) { return info.param.name; });
 
-// In double, where only the grids round: sums of 24 chunks, twice for tied embeddings, by 2^-41
-// each, and what 2^-45 of dK and dV becomes on its way to a weight.
+// In double, only the grids round. Sums of 24 chunks, twice for tied embeddings, round by 2^-41
+// each. dK and dV round by 2^-45, which grows on the way to a weight.
 TEST_P(ExactModel, IsThePlainModelToRounding) {
   const Results plain = Plain(GetParam(), DType::kFloat64);
   const Results exact = Exact(GetParam(), DType::kFloat64, {1, 1}, Layout::kZigzag);

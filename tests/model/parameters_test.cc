@@ -1,4 +1,4 @@
-// The list of a model's parameters: how many, which values they start from, what is refused.
+// Tests the list of a model's parameters: their number, their initial values, and what is refused.
 #include "model/parameters.h"
 
 #include <gtest/gtest.h>
@@ -24,8 +24,9 @@ TEST(Parameters, CountsOfPublishedModels) {
   EXPECT_EQ(*Transformer::CountParameters(*ModelPreset("d24")), 354823168);
   EXPECT_EQ(*Transformer::CountParameters(*ModelPreset("d36")), 774030080);
   EXPECT_EQ(*Transformer::CountParameters(*ModelPreset("d48")), 1557611200);
-  // Per layer: query and out of width^2, key and value of width * 8 heads * 128, three matrices of
-  // width * ffn and two normalizations; final normalization, embedding and head.
+  // A layer has query and out of width^2, key and value of width * 8 heads * 128, three matrices of
+  // width * ffn, and two normalizations. The model also has the final normalization, embedding and
+  // head.
   const int64_t layer = 2 * 2048 * 2048 + 2 * 2048 * 1024 + 3 * 2048 * 8192 + 2 * 2048;
   EXPECT_EQ(*Transformer::CountParameters(*ModelPreset("llama_1b")),
             16 * layer + 2048 + 2 * 32000 * 2048);
@@ -65,7 +66,7 @@ TEST(Parameters, InitialValues) {
     const bool embedding = p.name.find("embedding") != std::string::npos;
     const double matrix = std::sqrt(2.0 / (5 * 128));
     const double std = embedding ? 0.02 : residual ? matrix / std::sqrt(8) : matrix;
-    // Five standard deviations of the estimates from n normals.
+    // The bound is five standard deviations of the estimates from n normals.
     EXPECT_NEAR(mean, 0, 5 * std / std::sqrt(n)) << p.name;
     EXPECT_NEAR(std::sqrt(square), std, 5 * std / std::sqrt(2 * n)) << p.name;
   }
@@ -98,15 +99,15 @@ TEST(Parameters, InitialLossIsNearLogVocab) {
         model->Loss(tape, *single.attention, single.batch, 1.0 / count, DropoutKey())
             .value()
             .ToVector<double>()[0];
-    // Logits are normal with std s = 0.02 sqrt(width): the expected loss is log(vocab) + s^2 / 2,
-    // the mean over `count` tokens scatters by s / sqrt(count).
+    // Logits are normal with std s = 0.02 sqrt(width). So the expected loss is log(vocab) + s^2 /
+    // 2, and the mean over `count` tokens deviates by s / sqrt(count).
     const double s = 0.02 * std::sqrt(double(config.width));
     EXPECT_NEAR(loss, std::log(65.0) + s * s / 2, 5 * s / std::sqrt(count)) << preset;
   }
 }
 
-// Every element is in one rank's shard, at a place of its own, whatever the stage and the ranks;
-// and a rank starts from the values that all start from.
+// Every element is in one rank's shard, at its own place, for any stage and ranks. A rank starts
+// from the same values as all others.
 TEST(Parameters, PiecesOfRanksAreAllThereIs) {
   for (const ModelConfig& config : {SmallLlama(false), SmallGpt2()}) {
     const auto whole = *Transformer::Create(config, DType::kFloat32, 1);
@@ -149,8 +150,8 @@ TEST(Parameters, PiecesOfRanksAreAllThereIs) {
   }
 }
 
-// A parameter made of whole vectors of 16 bytes begins at one, whatever comes before it: the 12
-// sinks of a layer of GPT-2 displace nothing.
+// A parameter of whole vectors of 16 bytes begins at a vector, after any other parameter. So the 12
+// sinks of a GPT-2 layer do not displace others.
 TEST(Parameters, VectorsAreNotDisplaced) {
   ModelConfig config = SmallGpt2();
   config.width = 96;

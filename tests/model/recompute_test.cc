@@ -1,6 +1,6 @@
 // Tests models whose layers are recomputed in the backward pass. Losses and gradients have the same
-// bits as in models that store everything, with every strategy. Memory and messages are as large as
-// the shapes say. (tape_test tests the op on the tape by itself, trainer_test whole runs.)
+// bits as in models that store everything, with every strategy. Memory and messages have the sizes
+// that follow from the shapes. tape_test tests the op on the tape, and trainer_test whole runs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ ModelConfig Model(Family family) {
   return config;
 }
 
-// A model with sinks, and with changed scores where kernels support them.
+// Returns a model with sinks, and with changed scores if kernels support them.
 ModelConfig ModelOfChangedScores(Family family) {
   ModelConfig config = Model(family);
   config.attention_sinks = true;
@@ -51,7 +51,7 @@ ModelConfig ModelOfChangedScores(Family family) {
 struct Step {
   Values loss, gradients;
   std::vector<int> ready;  // how often each parameter's gradient was said to be complete
-  int64_t forward_bytes = 0, backward_bytes = 0;  // sent for attention
+  int64_t forward_bytes = 0, backward_bytes = 0;  // bytes that attention sends
 };
 
 struct Saving {
@@ -94,7 +94,7 @@ absl::StatusOr<Step> TakeStep(const Saving& saving, SequenceParallelAttention& a
   return step;
 }
 
-// Every difference is at most `bound` of the largest value.
+// Expects that every difference is at most `bound` times the largest value.
 void ExpectNear(const Values& have, const Values& want, double bound) {
   ASSERT_EQ(have.size(), want.size());
   double largest = 0, worst = 0;
@@ -108,7 +108,7 @@ void ExpectNear(const Values& have, const Values& want, double bound) {
 struct Ranks {
   Strategy strategy;
   int ranks;
-  int group = 1;     // of burst+ulysses
+  int group = 1;     // the group size of burst+ulysses
   int per_node = 0;  // a double ring
   int64_t length = 24;
 };
@@ -144,7 +144,8 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
     } else if (HasRing(ranks.strategy) && ranks.group == 1) {
       EXPECT_EQ(again.forward_bytes, kept.forward_bytes) << "attention's result is kept";
     } else if (ranks.strategy == Strategy::kUlysses && ranks.ranks == 2) {
-      // q, k and v are gathered again; only out, as large as q, is not sent back a second time.
+      // q, k and v are gathered again. Only out, which is as large as q, is not sent back a second
+      // time.
       const int64_t qkv = config.heads + 2 * config.kv_heads, all = qkv + config.heads;
       EXPECT_EQ(again.forward_bytes * all, kept.forward_bytes * (all + qkv));
     }
@@ -160,7 +161,7 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   }
   const bool exchanges =
       ranks.strategy == Strategy::kUlysses || ranks.strategy == Strategy::kBurstUlysses;
-  // Attention's result is kept of the later half alone; for the other one blocks go around again.
+  // Only the later half's result of attention is kept. For the other half, blocks go around again.
   const double bound = dtype == DType::kFloat64 ? 1e-12 : dtype == DType::kFloat32 ? 1e-4 : 0.05;
   for (const Saving& saving : {Saving{Recompute::kSequence}, Saving{Recompute::kSequence, 0, true},
                                Saving{Recompute::kSequence, 0, false, 0, 2}}) {
@@ -218,7 +219,7 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   ExpectNear(grouped.loss, kept.loss, bound);
   ExpectNear(of_all_ranks(grouped.gradients), gradients, bound);
   EXPECT_EQ(grouped.ready, std::vector<int>(grouped.ready.size(), 1));
-  if (!exchanges) {  // with them ranks may share a KV head, and send it more often
+  if (!exchanges) {  // otherwise ranks may share a KV head, and send it more often
     EXPECT_EQ(grouped.forward_bytes, kept.forward_bytes);
     EXPECT_EQ(grouped.backward_bytes, kept.backward_bytes);
   }
@@ -357,8 +358,8 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   EXPECT_EQ(full.kept - rows.kept, config.layers * 3 / 4 * stream * unit);
   const Memory rows_away = measure({Recompute::kSelective, 0, true, 0, 4});
   EXPECT_EQ(rows.kept - rows_away.kept, (config.layers / 4 - 1) * stream * unit);
-  // In the host's memory is all but what the last layer keeps, whose backward comes next. It is not
-  // among the device's, not even on the CPU: HostBuffer takes none of the pool.
+  // The host's memory has all kept tensors but the last layer's, whose backward comes next. They do
+  // not count as the device's memory, even on the CPU, because HostBuffer takes none of the pool.
   const Memory full_away = measure({Recompute::kFull, 0, true});
   EXPECT_EQ(full.kept - full_away.kept, (config.layers - 1) * stream * unit);
   EXPECT_EQ(model->offload_bytes(), (config.layers - 1) * stream * unit);
@@ -366,7 +367,7 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   EXPECT_EQ(selective.kept - selective_away.kept, (config.layers - 1) * 2 * w * unit);
   EXPECT_EQ(model->offload_bytes(), (config.layers - 1) * 2 * stream * unit);
   EXPECT_LT(selective_away.peak, selective.peak);
-  // Feed-forwards in chunks keep neither their normalization nor what has ffn channels.
+  // Feed-forwards in chunks keep neither their normalization nor tensors with ffn channels.
   const Memory chunks = measure({Recompute::kNone, 32});
   EXPECT_EQ(none.kept - chunks.kept, config.layers * ((w + 1) + 3 * config.ffn) * unit);
   // At most one whole layer is in memory. During its backward there are also two values of its
@@ -379,8 +380,8 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   testing::Test::RecordProperty("peak_full", full.peak);
 }
 
-// With a feed-forward in chunks, no buffer grows with tokens * ffn: neither in the forward, nor in
-// the backward, nor without a tape.
+// With a feed-forward in chunks, no buffer grows with tokens * ffn in the forward, in the backward,
+// or without a tape.
 TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
   constexpr int64_t kChunk = 32, kTokens = 2 * 256;
   for (const Family family : {Family::kLlama, Family::kGpt2}) {
@@ -395,7 +396,7 @@ TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
         const auto model =
             *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
         const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
-        for (int run = 0;; ++run) {  // the first one leaves buffers that stay
+        for (int run = 0;; ++run) {  // the first run leaves buffers that stay
           int64_t bytes = 0;
           if (recording) {
             bytes = MemoryOfStep({recompute, chunk}, *single.attention, single.batch, *model).peak;
@@ -412,7 +413,8 @@ TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
           if (run == 1) return bytes;
         }
       };
-      // With a tape: up to three tensors of ffn channels, their gradients, and copies of two.
+      // With a tape there are up to three tensors of ffn channels, their gradients, and copies of
+      // two.
       const int64_t small = 64, large = 1024, more = (large - small) * sizeof(double);
       EXPECT_LE(peak(large, kChunk, true) - peak(small, kChunk, true), 8 * kChunk * more);
       EXPECT_GE(peak(large, 0, true) - peak(small, 0, true), 2 * kTokens * more);
@@ -442,7 +444,7 @@ TEST(Recompute, GroupsAndChunksLeaveAFewTensorsOfTheWidth) {
     return MemoryOfStep(saving, *single.attention, single.batch, *model).peak;
   };
   const int64_t more = 64 * kTokens * static_cast<int64_t>(sizeof(double));
-  // A group has an eighth of the width: as above 14 tensors of it. A chunk is little.
+  // A group has an eighth of the width, and 14 tensors of it as above. A chunk is small.
   EXPECT_LE(peak(128) - peak(64), (6 + 14.0 / kHeads + 0.5) * static_cast<double>(more));
 }
 
@@ -467,10 +469,10 @@ TEST(Recompute, GroupsOfHeadsBoundTheMemoryOfAttention) {
     const int64_t small = 16, large = 64;
     const int64_t more = (large - small) * kTokens * static_cast<int64_t>(sizeof(double));
     const int64_t grouped = peak(large, 1) - peak(small, 1), all = peak(large, 0) - peak(small, 0);
-    // The result and its gradient; of a group q, k, v, the same rotated, their gradients before and
-    // after the rotation, its result and that one's gradient.
+    // There are the result and its gradient. A group has q, k and v, before and after rotation,
+    // with their gradients, and its result with its gradient.
     EXPECT_LE(grouped, (2 * kHeads + 14) * more);
-    // The result and its gradient, q, k, v, rotated, and their gradients.
+    // There are the result and its gradient, the rotated q, k and v, and their gradients.
     EXPECT_GE(all, (2 + 6) * kHeads * more);
   }
 }

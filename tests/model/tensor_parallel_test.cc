@@ -1,6 +1,6 @@
-// Tensor parallelism, ranks as threads: compares a model spread over ranks, by parts of its
-// parameters, with the whole one on one rank, in double. Also tests the exchanges that it is made
-// of.
+// Tests tensor parallelism with ranks as threads. It compares a model whose parameters are spread
+// over ranks with the whole one on one rank, in double. It also tests the exchanges between the
+// ranks.
 #include "model/tensor_parallel.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,8 @@ using Values = std::vector<double>;
 
 constexpr Strategy kBoth[] = {Strategy::kTp, Strategy::kTpSp};
 
-// As in transformer_test: sums of at most a few dozen terms through a dozen operations, in double.
+// The tolerance of transformer_test, for sums of at most a few dozen terms through a dozen
+// operations, in double.
 constexpr double kDoubleTolerance = 1e-12;
 
 void ExpectNear(const Values& actual, const Values& expected, double tolerance,
@@ -42,7 +43,7 @@ void ExpectNear(const Values& actual, const Values& expected, double tolerance,
   }
 }
 
-// One rank of a spread model, with the parameters of a whole one.
+// A rank of a spread model, with the parameters of a whole one.
 struct Part {
   std::unique_ptr<SequenceParallelAttention> attention;
   std::unique_ptr<Transformer> model;
@@ -71,7 +72,7 @@ absl::StatusOr<Part> MakePart(Strategy strategy, Layout layout, const Transforme
 
 struct LossAndGradients {
   double loss = 0;
-  std::vector<Values> gradients;  // of each whole parameter
+  std::vector<Values> gradients;  // gradient of each whole parameter
 };
 
 LossAndGradients OneRank(const Transformer& model, const Text& text) {
@@ -167,10 +168,10 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
     ExpectRanksAgree(strategy, SmallLlama(true), Layout::kZigzag, 2, 8);  // parts of one length
     ExpectRanksAgree(strategy, Gpt2OfHeads(2, 0), Layout::kContiguous, 2, 8);
     ExpectRanksAgree(strategy, LlamaOfKeyHeads(4), Layout::kZigzag, 4, 9);
-    // KV heads on several ranks.
+    // Several ranks share a KV head.
     ExpectRanksAgree(strategy, LlamaOfKeyHeads(2), Layout::kZigzag, 4, 9);
     ExpectRanksAgree(strategy, LlamaOfKeyHeads(1, 0.2), Layout::kStriped, 4, 9);
-    // Fewer tokens than ranks.
+    // There are fewer tokens than ranks.
     ExpectRanksAgree(strategy, LlamaOfKeyHeads(2), Layout::kZigzag, 4, 3);
     ExpectRanksAgree(strategy, Gpt2OfHeads(4, 0.3), Layout::kZigzag, 4, 3);
   }
@@ -200,12 +201,12 @@ TEST(TensorParallel, NextTokenLogitsAreThoseOfOneRank) {
   }
 }
 
-// A rank starts from its part of the numbers that one rank starts from, and holds no more.
+// A rank starts from its part of the numbers from which one rank starts, and holds only this part.
 TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
   for (const ModelConfig& config : {LlamaOfKeyHeads(2), Gpt2OfHeads(4, 0)}) {
     for (const Strategy strategy : kBoth) {
       const auto whole = *Transformer::Create(config, DType::kFloat32, 11, kTestDevice);
-      std::vector<Tensor> values;  // on the host: ranks are on other streams
+      std::vector<Tensor> values;  // on the host, because ranks use other streams
       for (int i = 0; i < whole->parameters().size(); ++i) {
         values.push_back(whole->parameters().variable(i).value().To(DeviceType::kCpu));
       }
@@ -230,7 +231,7 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
         }
         EXPECT_EQ(end, parameters.numel());
         const bool replicated = config.family == Family::kLlama;  // KV heads on two ranks each
-        // For each kind, the parameters made of whole vectors, and the others.
+        // Each kind has parameters of whole vectors, and others.
         EXPECT_LE(ranges.size(), 6u + (replicated ? 2 * config.layers : 0));
         return absl::OkStatus();
       });
@@ -239,7 +240,7 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
   }
 }
 
-// What a step sends: 2 branches a layer, the ends of the layers, and the positions of RoPE.
+// A step sends 2 branches a layer, the ends of the layers, and the positions of RoPE.
 TEST(TensorParallel, BytesEqualTheFormulas) {
   const ModelConfig config = SmallLlama(false);
   const int ranks = 4;
@@ -255,9 +256,10 @@ TEST(TensorParallel, BytesEqualTheFormulas) {
       BURST_RETURN_IF_ERROR(tape.Backward(loss));
       const int64_t sent = comm.stats().bytes_sent[static_cast<int>(Channel::kCollective)] - before;
       const int64_t tokens = text.batch * text.length;
-      const int64_t gather = (ranks - 1) * tokens / ranks * config.width * 8;  // or reduce-scatter
+      // Or a reduce-scatter.
+      const int64_t gather = (ranks - 1) * tokens / ranks * config.width * 8;
       const int64_t positions = (ranks - 1) * tokens / ranks * 4;
-      // An all-reduce is two of them.
+      // An all-reduce is a reduce-scatter and a gather.
       const int64_t branch = strategy == Strategy::kTp ? 2 * 2 : 2 + 3;
       const int64_t ends = strategy == Strategy::kTp ? 2 : 0;
       EXPECT_EQ(sent, (2 * config.layers * branch + ends) * gather + positions);
@@ -286,7 +288,7 @@ TEST(TensorParallel, ModelsThatCannotBeSpreadAreNamed) {
 
 // ---- The exchanges.
 
-// Whole numbers, so that sums are exact in every order and dtype.
+// Returns whole numbers, so that sums are exact in every order and dtype.
 Tensor Numbers(const Shape& shape, int rank, DType dtype) {
   const Tensor tensor = Tensor::Empty(shape, DType::kFloat64);
   for (int64_t i = 0; i < tensor.numel(); ++i) {

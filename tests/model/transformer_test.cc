@@ -1,5 +1,5 @@
-// Whole models: against a naive forward written without the library, gradients of every parameter,
-// what may depend on what, and rings of several ranks. Generation: decode_test.cc.
+// Tests whole models: a naive forward that is written without the library, gradients of every
+// parameter, dependences, and rings of several ranks. decode_test.cc tests generation.
 #include "model/transformer.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ TEST(Transformer, Gpt2EqualsNaive) {
   }
 }
 
-// The summed loss over the text's targets.
+// Returns the summed loss over the text's targets.
 double LossOf(const Values& logits, const Text& text) {
   const int64_t vocab = static_cast<int64_t>(logits.size() / text.tokens.size());
   double loss = 0;
@@ -147,7 +147,7 @@ TEST(Transformer, SinksEqualNaive) {
   }
 }
 
-// Every query head has one, of 0 at first, which the optimizer does not decay.
+// Every query head has a sink, which is 0 at first. The optimizer does not decay it.
 TEST(Transformer, SinksAreParametersOfTheHeads) {
   for (const ModelConfig& config : ModelsWithSinks()) {
     const auto model = *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice);
@@ -234,7 +234,7 @@ void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recomp
     if (parameter.name.find(part) == std::string::npos) continue;
     leaves.push_back({parameter.name, parameter.variable});
   }
-  // Normalization over a dozen channels have large higher derivatives: a smaller step.
+  // Normalization over a dozen channels has large higher derivatives, so the step is smaller.
   const auto loss = [&](Tape& tape) -> std::vector<Variable> {
     return {model->Loss(tape, *single.attention, single.batch, 0.1, dropout)};
   };
@@ -290,7 +290,8 @@ TEST(TransformerGradients, FloatAgreesWithDouble) {
     SingleRank single(RandomText(config.vocab, true));
     const auto actual = Step(*model32, *single.attention, single.batch, 0.1);
     const auto expected = Step(*model64, *single.attention, single.batch, 0.1);
-    // Some dozen roundings in a row, each amplified at most by the size of the logits.
+    // The error is some dozen roundings in a row, each multiplied at most by the size of the
+    // logits.
     const double tolerance = 100 * std::numeric_limits<float>::epsilon();
     EXPECT_NEAR(actual.loss, expected.loss, tolerance * expected.loss);
     ExpectClose(actual.gradients, expected.gradients, tolerance);

@@ -50,8 +50,8 @@ TEST(LayoutTest, NamesRoundTrip) {
             "must be one of contiguous, zigzag, striped, balanced; got 'diagonal'");
 }
 
-// The ranks of a group divide the group's tokens: each has those that the layout gives it among all
-// ranks, and the runs say where they are in the group.
+// The ranks of a group divide the group's tokens. Each has the tokens that the layout gives it
+// among all ranks, and the runs say where they are in the group.
 TEST(TokenShardTest, GroupsShareTheirTokens) {
   for (Layout layout : kLayouts) {
     for (int64_t seqlen : {0, 1, 7, 64, 129}) {
@@ -125,18 +125,18 @@ TEST(TokenShardTest, TakesPositionsThatNoLayoutGives) {
   EXPECT_EQ(shard->seqlen(), 6);
   EXPECT_EQ(shard->local_positions(), positions[1]);
   EXPECT_EQ(shard->group_positions(0), positions[0]);
-  // As one group of two ranks, whose tokens are then all.
+  // Both ranks are one group, which has all tokens.
   const auto group = TokenShard::Create(0, 1, positions, {2, 1});
   ASSERT_TRUE(group.ok()) << group.status();
   EXPECT_EQ(group->group_length(), 6);
   EXPECT_EQ(group->local_positions(), positions[1]);
 
   const std::vector<std::vector<std::vector<int32_t>>> wrong = {
-      {{0, 1}},            // of one rank only
+      {{0, 1}},            // positions of one rank only
       {{0, 2, 1}, {3}},    // out of order
       {{0, 1}, {1, 2}},    // there twice
-      {{0, 1}, {2, 4}},    // beyond the tokens that there are
-      {{-1, 0}, {1, 2}}};  // before them
+      {{0, 1}, {2, 4}},    // after the last token
+      {{-1, 0}, {1, 2}}};  // before the first token
   for (const auto& positions : wrong) {
     EXPECT_TRUE(absl::IsInvalidArgument(TokenShard::Create(0, 2, positions).status()));
   }

@@ -1,5 +1,5 @@
-// Sums that do not depend on the order of their terms, on the device: equal bits in any order and
-// division, near the true sum, and never silently wrong.
+// Tests sums that do not depend on the order of their terms, on the device. They have equal bits in
+// any order and division, are near the true sum, and are never wrong in silence.
 #include "burst/tensor/exact_sum.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 namespace burst {
 namespace {
 
-// Terms of many magnitudes, up to `largest`, of both signs.
+// Returns terms of many magnitudes, up to `largest`, with both signs.
 std::vector<std::vector<double>> RandomTerms(int64_t terms, int64_t n, double largest) {
   std::vector<std::vector<double>> all(terms, std::vector<double>(n));
   for (int64_t t = 0; t < terms; ++t) {
@@ -47,7 +47,7 @@ class ExactSum : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, ExactSum, testing::Values(DType::kFloat32, DType::kFloat64),
                          [](const auto& info) { return Name(info.param); });
 
-// Lengths around the vectors of a GPU's kernel.
+// The lengths are around the vectors of a GPU's kernel.
 TEST_P(ExactSum, HasTheSameBitsInAnyOrderAndAnyDivision) {
   constexpr int64_t kTerms = 64;
   const ExactGrid grid = ExactGrid::For(0x1p-40, kTerms);
@@ -58,7 +58,7 @@ TEST_P(ExactSum, HasTheSameBitsInAnyOrderAndAnyDivision) {
     const std::vector<double> expected = Sum(terms, order, grid, GetParam());
     std::reverse(order.begin(), order.end());
     EXPECT_EQ(Sum(terms, order, grid, GetParam()), expected) << n;
-    // The sum of three ranks' sums.
+    // total is the sum of three ranks' sums.
     std::vector<double> total(n);
     for (const auto& part : {std::vector<int>(order.begin(), order.begin() + 7),
                              std::vector<int>(order.begin() + 7, order.begin() + 40),
@@ -88,7 +88,7 @@ TEST_P(ExactSum, IsNearTheTrueSum) {
   }
 }
 
-// As many terms as there may be, each as large as it may be: not a bit is lost.
+// With the largest number of the largest terms, no bit is lost.
 TEST_P(ExactSum, OfTheLargestTermsIsExact) {
   for (const int64_t terms : {1, 5, 64}) {
     const ExactGrid grid = ExactGrid::For(1, terms);

@@ -29,7 +29,7 @@ TEST(HostCopies, GivesBackWhatWasStored) {
   stored->Fetch();
   stored->Fetch();
   EXPECT_EQ(stored->Take().ToVector<float>(), Numbers(1000, 3));
-  // Without any of the steps between, and of no elements.
+  // This skips the steps between, and stores a tensor without elements.
   EXPECT_EQ(copies.Store(Make(10, 1))->Take().ToVector<float>(), Numbers(10, 1));
   const auto released = copies.Store(Make(10, 2));
   released->Release();
@@ -39,8 +39,8 @@ TEST(HostCopies, GivesBackWhatWasStored) {
   EXPECT_EQ(empty->Take().numel(), 0);
 }
 
-// The device's memory is another tensor's between Release and Fetch, and the tensor's own contents
-// may change as soon as it is released.
+// Between Release and Fetch, the device's memory belongs to another tensor. The tensor's own
+// content may change as soon as it is released.
 TEST(HostCopies, FreesTheDevicesMemory) {
   constexpr int64_t kCount = 1 << 20;
   HostCopies copies(kTestDevice);
@@ -57,8 +57,8 @@ TEST(HostCopies, FreesTheDevicesMemory) {
   EXPECT_EQ(stored->Take().ToVector<float>(), Numbers(kCount, 0));
 }
 
-// As layers do: stored in order, fetched in reverse, in buffers that are used again and again,
-// while other work uses the same memory.
+// Tensors are stored in order and fetched in reverse, as layers do. Buffers are used many times,
+// and other work uses the same memory.
 TEST(HostCopies, ManyInOrderAndBack) {
   constexpr int64_t kCount = 1 << 18;
   constexpr int kLayers = 12;
@@ -85,7 +85,7 @@ TEST(HostCopies, ManyInOrderAndBack) {
   EXPECT_EQ(copies.host_bytes(), kLayers * 4 * kCount);
 }
 
-// A pass that fails leaves tensors behind, at any stage.
+// A failed pass leaves tensors at any stage.
 TEST(HostCopies, MayBeDroppedAtAnyTime) {
   HostCopies copies(kTestDevice);
   for (int stage = 0; stage < 4; ++stage) {

@@ -1,4 +1,5 @@
-// Copies of many strided tensors at once, on the device: against indices computed by hand.
+// Tests copies of many strided tensors at once, on the device. The reference computes indices by
+// hand.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,14 +21,14 @@ Tensor Numbered(const Shape& shape, DType dtype, double first) {
   return (dtype == DType::kFloat32 ? numbers : numbers.To(dtype)).To(kTestDevice);
 }
 
-// Every element that `to` shares with nobody keeps its value: slices are compared within the whole.
+// Elements that are not in `to` keep their values, so slices are compared within the whole.
 struct Case {
   Tensor from, to, whole;
-  std::vector<float> expected;  // of whole
+  std::vector<float> expected;  // the expected content of whole
 };
 
-// What to.CopyFrom(from) must make of `whole`, of which `to` is rows begin, begin + step, ... and
-// heads first, first + 1, ...
+// Makes a case with the expected result of to.CopyFrom(from) in `whole`. `to` is rows begin, begin
+// + step, ... and heads first, first + 1, ... of it.
 Case MakeCase(DType dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim, int64_t begin,
               int64_t step, int64_t first, int64_t count, bool gather) {
   const int64_t length = (rows - begin + step - 1) / step;
@@ -113,9 +114,9 @@ TEST(ConvertFrom, RoundsAndAdds) {
   for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(sum[i], values[i] + rounded[i]);
 }
 
-// Every float16 there is, and the floats between any two neighbors where rounding turns.
+// Tests every float16, and the floats between any two neighbors where rounding turns.
 TEST(ConvertFrom, Float16) {
-  std::vector<float> values;  // all that are finite and not negative, by IEEE 754's definition
+  std::vector<float> values;  // all finite numbers that are not negative, by IEEE 754's definition
   for (int exponent = 0; exponent < 31; ++exponent) {
     for (int fraction = 0; fraction < 1024; ++fraction) {
       values.push_back(exponent == 0 ? std::ldexp(fraction, -24)

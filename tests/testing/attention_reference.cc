@@ -17,7 +17,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using Visible = std::function<bool(int64_t b, int64_t i, int64_t j)>;
 
-// One head of a [batch, seqlen, heads, head_dim] tensor: row(i) is [head_dim].
+// A head of a [batch, seqlen, heads, head_dim] tensor. row(i) is [head_dim].
 struct Head {
   Head(const Tensor& tensor, int64_t b, int64_t h)
       : data(tensor.data<double>() + (b * tensor.dim(1) * tensor.dim(2) + h) * tensor.dim(3)),
@@ -51,7 +51,7 @@ double ToBFloat16(double x) {
 
 double ToFloat16(double x) {
   if (x == 0 || !std::isfinite(x)) return x;
-  const int exponent = std::max(std::ilogb(x), -14);  // of subnormal numbers: -14
+  const int exponent = std::max(std::ilogb(x), -14);  // -14 for subnormal numbers
   const double place = std::ldexp(1.0, exponent - 10);
   return std::nearbyint(x / place) * place;
 }
@@ -164,7 +164,7 @@ double RelativeError(const Tensor& actual, const Tensor& expected) {
   const std::vector<double> a = actual.ToVector<double>(), e = expected.ToVector<double>();
   double error = 0, largest = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i] == e[i]) {  // also equal infinities
+    if (a[i] == e[i]) {  // equal infinities, too
       if (std::isfinite(e[i])) largest = std::max(largest, std::abs(e[i]));
       continue;
     }

@@ -1,4 +1,4 @@
-// AdamW and the norm of a gradient, on the CPU and, compiled once more, on a GPU.
+// Tests AdamW and the norm of a gradient, on the CPU and, compiled once more, on a GPU.
 #include "train/optimizer/adamw.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ double NormOf(const Tensor& tensor) {
   return norm.ToVector<double>()[0];
 }
 
-// The textbook, one element at a time, in long double.
+// The textbook's update, one element at a time, in long double.
 struct Reference {
   AdamWOptions options;
   long double p, m = 0, v = 0;
@@ -56,7 +56,7 @@ struct Reference {
   }
 };
 
-// Each update makes a few roundings of a result of size O(1 + lr).
+// Returns the tolerance. Each update makes a few roundings of a result of size O(1 + lr).
 template <typename T>
 void ExpectMatchesReference(int threads) {
   const ScopedThreadPool pool(threads);
@@ -113,7 +113,7 @@ TEST(AdamW, SameBitsForAnyNumberOfThreads) {
   for (const int threads : {2, 3, 5, 8}) EXPECT_EQ(update(threads), update(1)) << threads;
 }
 
-// Parts of any sizes, with other decay in each and bounds across them.
+// Parts have any sizes, each with another decay, and bounds across them.
 TEST(AdamW, PartsAreUpdatedAsTheWhole) {
   const int64_t n = 40000;
   const std::vector<DecayRange> decay = {{0, 77}, {77, 16385}, {20001, 35003}, {39999, n}};
@@ -139,7 +139,7 @@ TEST(AdamW, PartsAreUpdatedAsTheWhole) {
   EXPECT_TRUE(update({1, 78, 20000, 20003, n}) == whole) << "not aligned";
 }
 
-// Pieces that are shorter than parts and longer, one and many in a part.
+// Pieces are shorter and longer than parts. A part has one piece or many.
 TEST(AdamW, StateInTheHostsMemoryTakesTheSameSteps) {
   const int64_t n = 40000;
   const std::vector<DecayRange> decay = {{0, 77}, {77, 16385}, {20001, 35003}, {39999, n}};
@@ -152,7 +152,8 @@ TEST(AdamW, StateInTheHostsMemoryTakesTheSameSteps) {
       const Tensor compute = rounds ? Tensor::Zeros({n}, DType::kBFloat16, kTestDevice) : Tensor();
       AdamW optimizer({0.9, 0.95, 1e-8, 0.1}, n, DType::kFloat32, decay, kTestDevice, streamed);
       EXPECT_EQ(optimizer.first_moment().device(), streamed > 0 ? DeviceType::kCpu : kTestDevice);
-      const double steps[][2] = {{1, 2}, {std::nan(""), 2}, {1, 0.5}};  // of the second, nothing
+      // The second changes nothing.
+      const double steps[][2] = {{1, 2}, {std::nan(""), 2}, {1, 0.5}};
       std::vector<std::vector<float>> results;
       for (int step = 0; step < 3; ++step) {
         const Tensor g = ToTensor<float>(Random(n, step + 1));
@@ -195,7 +196,8 @@ TEST(AdamW, ZeroGradientOnlyDecays) {
 }
 
 // Gradients below the limit are left alone, and a limit of 0 does not clip. Scaling by the clip
-// factor equals clipping. Every size, with and without the alignment that a GPU's fast path needs.
+// factor equals clipping. The test takes every size, with and without the alignment that a GPU's
+// fast path needs.
 TEST(AdamW, Clipping) {
   for (const int64_t n : {1, 3, 4, 2047, 5000}) {
     for (const int64_t offset : {0, 1}) {
@@ -236,7 +238,7 @@ TEST(AdamW, NothingChangesNorCountsWhenLossOrNormIsNotFinite) {
   }
   EXPECT_EQ(optimizer.updates(), 0);
 
-  // The next one is the first: as large as that of an optimizer that skipped none.
+  // The next update counts as the first. It equals the update of an optimizer that skipped none.
   const Tensor expected = p.Clone(), expected_compute = compute.Clone();
   AdamW fresh(AdamWOptions(), 1000, DType::kFloat32, {{0, 1000}}, kTestDevice);
   optimizer.Step(p, compute, g, LossAndNorm(1, 2), 1, 0.1);
@@ -246,7 +248,8 @@ TEST(AdamW, NothingChangesNorCountsWhenLossOrNormIsNotFinite) {
   EXPECT_NE(p.ToVector<float>(), masters);
 }
 
-// Weights on either side of every bound of many small ranges, some of them empty or adjacent.
+// The weights are on either side of every bound of many small ranges. Some ranges are empty or
+// adjacent.
 TEST(AdamW, DecayRangesAreExact) {
   const int64_t n = 10007;
   std::vector<DecayRange> decay;

@@ -15,7 +15,7 @@
 namespace burst {
 namespace {
 
-// `size` tokens with the values 0, 1, 2, ... (two bytes each would be needed beyond 65,535).
+// Returns `size` tokens with the values 0, 1, 2, ..., up to 65,535.
 TokenSpan Counting(int64_t size, const std::vector<int64_t>& end_of_texts = {}) {
   std::vector<int32_t> header(256);
   header[0] = 20240520, header[1] = 1, header[2] = static_cast<int32_t>(size);
@@ -67,7 +67,7 @@ TEST(RandomPermutation, IsAPermutationThatDependsOnItsKey) {
 }
 
 TEST(RandomPermutation, IsRandom) {
-  // The number of neighbors that stay neighbors is near Poisson with mean 1.
+  // The number of neighbors that stay neighbors has nearly a Poisson distribution with mean 1.
   const RandomPermutation permutation(10000, 1, 2);
   int neighbors = 0;
   for (int64_t i = 0; i + 1 < 10000; ++i) neighbors += permutation(i + 1) == permutation(i) + 1;
@@ -159,7 +159,7 @@ TEST(SequenceSampler, EvaluationIsSpreadEvenly) {
   EXPECT_EQ(last.targets.back(), 990);
 }
 
-// Put together from all ranks, the slices are the batch: every token once, with its own label.
+// Joined over all ranks, the slices are the batch, with every token once and its own label.
 TEST(SliceForRank, LabelsAtRankBoundariesAreRight) {
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
     for (int world_size : {1, 2, 3, 4, 8}) {
@@ -190,8 +190,8 @@ TEST(SliceForRank, LabelsAtRankBoundariesAreRight) {
   }
 }
 
-// At every place where a sequence can begin, llm.c's shards teach each token after the one before
-// it, and the separator as the end of a document. A separator behind a separator is not learned.
+// At every place where a sequence can begin, llm.c's shards teach each token after the previous
+// one, and the separator as the end of a document. A separator after a separator is not learned.
 TEST(SequenceSampler, PackedShardsTeachTheEndOfEveryDocument) {
   const std::vector<int64_t> separators = {3, 4, 5, 9, 20};
   const TokenSpan span = Counting(23, separators);
@@ -221,7 +221,7 @@ TEST(SequenceSampler, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   // Documents start at 0, 13, 14 and 30.
   const TokenSpan span = Counting(41, {0, 13, 14, 30});
   const SequenceSampler sampler = Make(span, 10, 1, /*packed=*/true);
-  const GlobalBatch batch = *sampler.Evaluation(0, 4, 4);  // sampler at 0, 10, 20, 30
+  const GlobalBatch batch = *sampler.Evaluation(0, 4, 4);  // sequences begin at 0, 10, 20, 30
   ASSERT_EQ(batch.documents.size(), 4u);
   EXPECT_EQ(batch.documents[0], (std::vector<int32_t>{0}));
   EXPECT_EQ(batch.documents[1], (std::vector<int32_t>{0, 3, 4}));
@@ -236,9 +236,9 @@ TEST(SequenceSampler, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   const std::vector<int32_t> positions(batch.positions.begin() + 10, batch.positions.begin() + 20);
   EXPECT_EQ(positions, (std::vector<int32_t>{0, 1, 2, 0, 0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(batch.targets[11], 12);
-  // The ring takes the documents as they are.
+  // The ring takes these documents.
   EXPECT_EQ(Schedule(1, 3, Layout::kZigzag, 10, batch.documents)->rows(), 4);
-  // Unpacked, the same sampler ignore documents.
+  // Without packing, the same sampler ignores documents.
   const GlobalBatch plain = *Make(span, 10).Evaluation(0, 4, 4);
   EXPECT_TRUE(plain.documents.empty());
   EXPECT_EQ(plain.num_targets, 40);

@@ -43,7 +43,7 @@ TEST_P(Fixture, TokensAreThoseOfTokenizers) {
   }
 }
 
-// Any bytes.
+// Decoding is the inverse of encoding for any bytes.
 TEST_P(Fixture, DecodingIsTheInverse) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
   std::mt19937 random(1);
@@ -61,7 +61,7 @@ TEST_P(Fixture, DecodingIsTheInverse) {
   }
 }
 
-// A run of bytes that are not UTF-8 ends the text before it and is a piece of its own.
+// A run of bytes that are not UTF-8 ends the text before it and is a separate piece.
 TEST_P(Fixture, BytesThatAreNotUtf8) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
   const std::string runs[] = {"Hello", "\xFF\xFE", " wor", "\xE4\xBD", "ld  ", "\x80", " \xC3\xA9"};
@@ -75,7 +75,7 @@ TEST_P(Fixture, BytesThatAreNotUtf8) {
   EXPECT_EQ(TokensOf(tokenizer, "\xE4\xBD").size(), 2u);
 }
 
-// Text may be cut anywhere: the beginning has the same pieces as in the whole text, or the
+// Text may be cut anywhere. The beginning has the same pieces as in the whole text, or the
 // tokenizer asks for more text.
 TEST_P(Fixture, PiecesOfTextThatIsNotComplete) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
@@ -108,7 +108,7 @@ TEST(BpeTokenizer, SpecialTokensAreTextUnlessAskedFor) {
   const std::vector<int32_t> as_tokens = TokensOf(tokenizer, text, Specials::kAreTokens);
   EXPECT_EQ(tokenizer.end_of_text(), 401);
   EXPECT_EQ(std::count(as_text.begin(), as_text.end(), 401), 0);
-  EXPECT_EQ(std::count(as_text.begin(), as_text.end(), 402), 1);  // it is not special
+  EXPECT_EQ(std::count(as_text.begin(), as_text.end(), 402), 1);  // the token is not special
   EXPECT_EQ(as_tokens.size(), 4u);
   EXPECT_EQ(as_tokens[1], 401);
   EXPECT_EQ(tokenizer.Decode(as_text), text);
@@ -127,7 +127,7 @@ TEST(BpeTokenizer, CheckpointsHoldAllOfIt) {
   }
 }
 
-// Longer than what is merged by looking at all pairs, and the same as that.
+// The piece is too long for the merge that looks at all pairs, and gives the same tokens.
 TEST(BpeTokenizer, LongPieces) {
   const Tokenizer tokenizer = LoadFixture("tiny_gpt2");
   std::mt19937 random(1);
@@ -136,7 +136,7 @@ TEST(BpeTokenizer, LongPieces) {
     while (word.size() < 2000) word += "theringsa"[random() % 9];
     const std::vector<int32_t> tokens = TokensOf(tokenizer, word);
     EXPECT_EQ(tokenizer.Decode(tokens), word);
-    // Merge by merge, as the definition says.
+    // The reference merges pair by pair, as the definition says.
     const Json json = Json::parse(tokenizer.file());
     std::vector<std::string> symbols;
     for (char c : word) symbols.emplace_back(1, c);
@@ -154,7 +154,7 @@ TEST(BpeTokenizer, LongPieces) {
   }
 }
 
-// Errors of a file, with the place of each.
+// Errors of a file name the place.
 TEST(BpeTokenizer, FilesThatAreWrong) {
   const std::string good = ReadAll(TokenizerFixture("tiny/tokenizer.json"));
   const std::string folder = FreshTestFolder(), path = folder + "/tokenizer.json";
@@ -223,7 +223,7 @@ TEST(SplitPattern, EndsInTime) {
   EXPECT_EQ(matcher.FirstPiece(text, true).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-// A pattern that takes almost as long as one piece may, for every piece.
+// The pattern takes nearly the longest allowed time for every piece.
 TEST(SplitPattern, StepsAreBoundedOverAllPieces) {
   const auto pattern = SplitPattern::Compile("(?:a|a)*b|.");
   ASSERT_TRUE(pattern.ok()) << pattern.status();
@@ -241,7 +241,7 @@ TEST(SplitPattern, StepsAreBoundedOverAllPieces) {
   EXPECT_LT(words, 50);
 }
 
-// What ordinary patterns do that looks back over a long piece.
+// Ordinary patterns look back over a long piece.
 TEST(SplitPattern, LongPiecesAreNoBombs) {
   const auto pattern = SplitPattern::Compile("\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+|\\S");
   ASSERT_TRUE(pattern.ok()) << pattern.status();
@@ -265,9 +265,9 @@ absl::StatusOr<Tokenizer> WithAdded(const std::vector<std::string>& added) {
   return Tokenizer::Load(path);
 }
 
-// The leftmost, and of several there the longest.
+// The leftmost added token counts. If several begin there, the longest one counts.
 TEST(BpeTokenizer, AddedTokensAreTheLongestThatBegin) {
-  const std::string letters[] = {"\xE4\xB8\x96", "\xE4\xBD\xA0"};  // no tokens of model.vocab
+  const std::string letters[] = {"\xE4\xB8\x96", "\xE4\xBD\xA0"};  // not tokens of model.vocab
   std::vector<std::string> added(letters, letters + 2);
   std::mt19937 random(1);
   const auto word = [&](size_t length) {
@@ -295,7 +295,7 @@ TEST(BpeTokenizer, AddedTokensAreTheLongestThatBegin) {
   EXPECT_EQ(TokensOf(*tokenizer, text), expected);
 }
 
-// 1,000 added tokens of 1,000 lengths, all of which begin everywhere and none of which ends.
+// There are 1,000 added tokens of 1,000 lengths. All begin at every place, and none ends.
 TEST(BpeTokenizer, ManyAddedTokensTakeTheTimeOfTheLongest) {
   std::vector<std::string> added;
   for (size_t i = 0; i < 1000; ++i) added.push_back(std::string(i + 2, 'x') + "y");
@@ -309,7 +309,8 @@ TEST(BpeTokenizer, ManyAddedTokensTakeTheTimeOfTheLongest) {
                                 "has 1025 bytes, more than 1024"));
 }
 
-// Characters that Unicode 15 to 16 added, and what PCRE2 alone would take for a space.
+// The characters are those that Unicode 15 and 16 added, and one that PCRE2 alone takes for a
+// space.
 TEST(SplitPattern, ClassesAreThoseOfTokenizers) {
   const struct {
     const char *pattern, *text;
@@ -325,7 +326,7 @@ TEST(SplitPattern, ClassesAreThoseOfTokenizers) {
     const auto pattern = SplitPattern::Compile(c.pattern);
     ASSERT_TRUE(pattern.ok()) << pattern.status();
     PatternMatcher matcher(*pattern);
-    // Alone or after an "!", which no pattern here matches but \S, \P and [^.
+    // The text comes alone or after an "!", which only the patterns \S, \P and [^ match.
     const std::string twice = absl::StrCat(c.text, c.text);
     const auto piece = matcher.FirstPiece(twice, true);
     ASSERT_TRUE(piece.ok()) << piece.status();
@@ -345,7 +346,7 @@ TEST(UnicodeNormal, FormC) {
   EXPECT_EQ(form("\xE2\x84\xAA"), "K");                               // U+212A
   EXPECT_EQ(form("\xE1\x84\x80\xE1\x85\xA1"), "\xEA\xB0\x80");        // Hangul
   EXPECT_EQ(form("e\xFF\xCC\x81\xE4\xBD"), "e\xFF\xCC\x81\xE4\xBD");  // not UTF-8
-  // U+0897 is of Unicode 16: marks do not move across it.
+  // U+0897 came with Unicode 16, so marks do not move across it.
   EXPECT_EQ(form("a\xE0\xA2\x97\xCC\x81"), "a\xE0\xA2\x97\xCC\x81");
 }
 

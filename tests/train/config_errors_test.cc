@@ -13,7 +13,7 @@ namespace {
 
 struct BadOption {
   std::vector<std::string> arguments;
-  std::vector<std::string> message;  // parts of it
+  std::vector<std::string> message;  // parts of the error
   Launch launch = {1, 8};
 };
 
@@ -143,7 +143,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--lr=1e308"}, {"--lr", "1e+308", "at most 1e+30"}},
       {{"--min_lr=-2"}, {"--min_lr"}},
       {{"--seqlen=2000000000", "--batch=1000"}, {"--seqlen", "--batch"}},
-      // Pairs that contradict.
+      // Contradicting pairs.
       {{"--lr=1e-3", "--min_lr=1e-2"}, {"--min_lr", "--lr"}},
       {{"--schedule=constant", "--min_lr=1e-5"}, {"--min_lr", "--schedule=constant"}},
       {{"--steps=10", "--warmup=20"}, {"--warmup", "20", "--steps=10"}},

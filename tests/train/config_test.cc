@@ -15,7 +15,7 @@
 namespace burst {
 namespace {
 
-// Every option as text.
+// Returns every option as text.
 std::vector<std::string> Texts(TrainConfig config) {
   std::vector<std::string> texts;
   const OptionTable table = TrainOptions(&config);
@@ -135,7 +135,7 @@ TEST(TrainConfig, JsonIsAConfigFile) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->model_name, "tiny");
   const std::string json = config->ToJson();
-  std::remove(model.c_str());  // what it held is in the JSON
+  std::remove(model.c_str());  // its content is in the JSON
   const auto again = Resolve({"--config=" + Write("again.json", json)});
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->ToJson(), json);
@@ -169,7 +169,7 @@ TEST(TrainConfig, CommFollowsTheLaunch) {
   EXPECT_EQ(comm({}, {1, 8}), CommKind::kThreads);
   EXPECT_EQ(comm({}, {1, 8, 4}), CommKind::kThreads);
   EXPECT_EQ(comm({}, {4, 8, 4}), CommKind::kNccl);
-  EXPECT_EQ(comm({"--comm=mpi"}, {4, 8, 4}), CommKind::kMpi);  // and so on the CPU
+  EXPECT_EQ(comm({"--comm=mpi"}, {4, 8, 4}), CommKind::kMpi);  // so the device is the CPU
   EXPECT_EQ(Resolve({"--comm=mpi"}, {4, 8, 4})->device, DeviceType::kCpu);
   for (const char* launcher : {"mpirun", "torchrun", "srun"}) {
     EXPECT_EQ(comm({}, {4, 8, 0, launcher}), CommKind::kTcp);
@@ -178,7 +178,7 @@ TEST(TrainConfig, CommFollowsTheLaunch) {
   EXPECT_EQ(comm({"--comm=tcp"}, {4, 8, 4}), CommKind::kTcp);
   EXPECT_EQ(Resolve({"--comm=tcp"}, {4, 8, 4})->device, DeviceType::kCpu);
   EXPECT_EQ(comm({"--comm=mpi"}, {4, 8}), CommKind::kMpi);
-  // A launcher's environment does not matter to threads, nor its token to MPI.
+  // Threads do not depend on a launcher's environment, and MPI does not depend on its token.
   const Launch confused = {1, 8, 4, "", absl::InvalidArgumentError("RANK is not set")};
   EXPECT_EQ(comm({"--comm=threads"}, confused), CommKind::kThreads);
   Launch no_token = {4, 8};
@@ -206,7 +206,8 @@ TEST(TrainConfig, MeshOfRanks) {
   EXPECT_EQ(mesh({"--tp=2", "--ranks=8", "--dp=2"}), std::tuple(2, 1, 2, 2));
   EXPECT_EQ(mesh({"--dp=2", "--sp=3", "--tp=2", "--pp=2"}), std::tuple(2, 2, 3, 2));
   EXPECT_EQ(mesh({"--tp=2", "--strategy=single"}), std::tuple(1, 1, 1, 2));
-  // All ranks of a sequence: as many as --sp, --tp or the ranks say.
+  // --sp, --tp or the number of ranks gives the number of a sequence's ranks, which are all in one
+  // group.
   EXPECT_EQ(mesh({"--strategy=tp", "--sp=2", "--dp=4"}), std::tuple(4, 1, 1, 2));
   EXPECT_EQ(mesh({"--strategy=tp", "--tp=2"}), std::tuple(1, 1, 1, 2));
   EXPECT_EQ(mesh({"--strategy=tp+sp", "--ranks=4", "--dp=2"}), std::tuple(2, 1, 1, 2));
@@ -252,8 +253,8 @@ TEST(TrainConfig, NodesOfADoubleRing) {
   EXPECT_EQ(per_node({"--ranks=4", "--ranks_per_node=4"}), 4);
   EXPECT_EQ(per_node({"--dp=2", "--sp=4", "--ranks_per_node=2", "--strategy=ring"}), 2);
   EXPECT_EQ(per_node({"--ranks=8", "--ranks_per_node=4", "--strategy=burst+ulysses"}), 4);
-  // What a launcher says of its hosts counts for processes, where a sequence is on several hosts,
-  // and unless the option says otherwise.
+  // A launcher's hosts count for processes, if a sequence is on several hosts and the option does
+  // not say otherwise.
   EXPECT_EQ(per_node({"--comm=mpi"}, 8, 4), 4);
   EXPECT_EQ(per_node({"--comm=mpi"}, 4, 4), 0);
   EXPECT_EQ(per_node({"--comm=mpi", "--ranks_per_node=0"}, 8, 4), 0);
@@ -273,7 +274,7 @@ TEST(TrainConfig, RingGradientsAreBFloat16WhereActivationsAre) {
   EXPECT_FALSE(resolves({"--ring_grad_dtype=bf16", "--device=cpu"}));
 }
 
-// A multiple of 16 that divides the sequence, of which there are 8 where that can be.
+// The chunk is a multiple of 16 that divides the sequence, into 8 chunks if possible.
 TEST(TrainConfig, AnExactRunHasChunks) {
   const auto chunk = [](int64_t seqlen) {
     const auto config = Resolve({"--exact", absl::StrCat("--seqlen=", seqlen)});
@@ -285,7 +286,7 @@ TEST(TrainConfig, AnExactRunHasChunks) {
   EXPECT_EQ(chunk(256), 32);
   EXPECT_EQ(chunk(1024), 128);
   EXPECT_EQ(chunk(16384), 2048);
-  EXPECT_EQ(chunk(16 * 1009), 16);  // a prime number of them
+  EXPECT_EQ(chunk(16 * 1009), 16);  // a prime number of multiples of 16
   EXPECT_EQ(chunk(1 << 20), 8192);
   EXPECT_EQ(Resolve({})->exact_chunk, 0);
   EXPECT_EQ(Resolve({"--exact", "--exact_chunk=64"})->exact_chunk, 64);
@@ -327,7 +328,8 @@ TEST(TrainConfig, ResumeAutoContinuesWhereThereIsACheckpoint) {
   std::filesystem::create_directories(folder);
   const auto run = Resolve({"--seed=3"});
   ASSERT_TRUE(run.ok()) << run.status();
-  Write("auto/config.json", run->ToJson());  // of a run that was killed before its first save
+  // The file of a run that was killed before its first save.
+  Write("auto/config.json", run->ToJson());
   const auto resolve = [&] { return Resolve({"--resume=auto", "--out=" + folder}); };
   const auto starts = resolve();
   ASSERT_TRUE(starts.ok()) << starts.status();

@@ -1,4 +1,4 @@
-// Every row of the table of conflicts: it is refused, it is in --help, and it is on the page.
+// Tests every row of the table of conflicts. It is refused, and it is in --help and on the page.
 #include "train/config/conflicts.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ std::vector<std::string> Words(absl::string_view text) {
   return absl::StrSplit(text, ' ', absl::SkipEmpty());
 }
 
-// On a machine with four GPUs; --comm is for processes of a launcher.
+// Resolves an example on a machine with four GPUs. --comm is for processes of a launcher.
 absl::StatusOr<ResolvedConfig> ResolveExample(const std::string& example) {
   Launch launch = {1, 8, 4};
   if (absl::StrContains(example, "--comm")) launch.processes = 2;
@@ -42,12 +42,12 @@ TEST(Conflicts, EveryRowIsRefused) {
   }
 }
 
-// Otherwise the row would be refused whatever the other side is.
+// Otherwise one side alone would refuse the row.
 TEST(Conflicts, EachSideAloneIsAccepted) {
   for (const TrainConflict& row : TrainConflicts()) {
     if (row.one.example[0] == '\0' || row.other.example[0] == '\0') continue;
     for (const TraitText& side : {TraitText(row.one), TraitText(row.other)}) {
-      // Offloaded activations need --recompute, whatever else there is.
+      // Offloaded activations always need --recompute.
       const bool offloads = absl::StrContains(side.example, "--offload=activations");
       const auto config =
           ResolveExample(absl::StrCat(side.example, offloads ? " --recompute=full" : ""));

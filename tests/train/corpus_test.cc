@@ -133,7 +133,7 @@ TEST_F(CorpusTest, ShardsAreOneStream) {
   EXPECT_TRUE(data->has_documents);
 }
 
-// A run is continued with the data that it was begun with: one other token is other data.
+// A run continues only with the data that it began with. One changed token is other data.
 TEST_F(CorpusTest, ADigestIsOfAllTokens) {
   const auto digest = [&](const std::string& path, std::optional<Kind> kind = std::nullopt) {
     const auto data = Load(path, "", kind);
@@ -213,7 +213,7 @@ TEST_F(CorpusTest, BadTexts) {
   EXPECT_TRUE(Load(Path("latin1.txt"), "", Kind::kByte).ok());
 }
 
-// Documents of lines of JSON are those texts, each with an end, whatever the tokenizer.
+// Documents of lines of JSON are their texts, each with an end, for any tokenizer.
 TEST_F(CorpusTest, LinesOfJsonAreDocuments) {
   const std::string path = Write("docs.jsonl",
                                  "{\"text\": \"ab\", \"id\": 1}\n\n{\"text\": \"\"}\n"
@@ -232,7 +232,7 @@ TEST_F(CorpusTest, LinesOfJsonAreDocuments) {
   ASSERT_TRUE(bytes.ok()) << bytes.status();
   EXPECT_EQ(All(bytes->train),
             (std::vector<int32_t>{'a', 'b', 256, 256, 'b', 0xC3, 0xA9, '\n', '\n', 'c', 256}));
-  // Another key, and characters that a model was trained on.
+  // The case has another key, and the characters that a model was trained on.
   const std::string body = Write("body.jsonl", "{\"body\": \"cab\"}\n");
   ExpectError(LoadTrainingData(body, "", std::nullopt, Path("cache")), {"body.jsonl", "'text'"});
   const auto known =
@@ -249,7 +249,7 @@ TEST_F(CorpusTest, LinesOfJsonAreDocuments) {
   ExpectError(Load(Write("blank.jsonl", "\n \n"), "", std::nullopt), {"there is no text in it"});
 }
 
-// A model's own characters, for a text that has fewer of them, or others.
+// A model keeps its own characters for a text that has fewer of them, or others.
 TEST_F(CorpusTest, TheCharactersOfAModel) {
   const auto model = Load(Write("model.txt", "abcdef"), "", std::nullopt);
   ASSERT_TRUE(model.ok()) << model.status();
@@ -262,7 +262,7 @@ TEST_F(CorpusTest, TheCharactersOfAModel) {
   EXPECT_EQ(All(known->train), (std::vector<int32_t>{5, 0, 3, 4}));
   EXPECT_EQ(known->vocab, 6);
   ExpectError(load("face\xC3\xA9"), {"--data", "U+00E9", "not one of the 6", "--tokenizer"});
-  // Documents need an end, which the model must then have room for.
+  // Documents need an end, for which the model must have a token.
   Write("folder/a", "ab");
   Write("folder/b", "cd");
   const auto folder = LoadTrainingData(Path("folder"), Path("folder"), std::nullopt, Path("cache"),
@@ -287,7 +287,7 @@ TEST_F(CorpusTest, EndsOfTextAloneTeachNothing) {
   EXPECT_EQ(CheckTeaches("val_data", one->validation, one->end_of_text), absl::OkStatus());
 }
 
-// Files of known formats, and the errors that name them.
+// Errors name the known formats of files.
 TEST_F(CorpusTest, WhatIsNoTextIsRefusedByName) {
   using namespace std::string_literals;
   std::string utf16, zeros(5000, 'x');
@@ -302,7 +302,7 @@ TEST_F(CorpusTest, WhatIsNoTextIsRefusedByName) {
   const struct {
     std::string content;
     std::vector<std::string> message;
-    bool of_bytes = true;  // refused also where tokens are bytes
+    bool of_bytes = true;  // also refused with --tokenizer=byte
   } cases[] = {
       {"\x1f\x8b\x08\x00"s + zeros, {"gzip", "gunzip"}},
       {"\x28\xb5\x2f\xfd text", {"zstd", "zstd -d"}},
@@ -348,13 +348,13 @@ TEST_F(CorpusTest, WhatIsNoTextIsRefusedByName) {
     message[c.message.size()] = "--val_data";
     ExpectError(Load(Write("good.txt", "good"), path, Kind::kChar), message);
   }
-  // Among other files a picture is refused, and JSON is a text.
+  // Next to other files, a picture is refused, and JSON is a text.
   Write("folder/a.txt", "text");
   const std::string list = Write("folder/b.json", "[{\"a\": 1}]");
   EXPECT_TRUE(Load(Path("folder"), "", std::nullopt).ok());
   const std::string picture = Write("folder/c.png", "\x89PNG\r\n\x1a\n");
   ExpectError(Load(Path("folder"), "", std::nullopt), {"--data", picture, "PNG"});
-  // Texts that look like something else.
+  // These texts look like another format.
   for (const std::string& text :
        {"GGUF is a format"s, "PAR1 of golf"s, "BZh9 and so on"s, "PK, the initials"s,
         "[{1, 2}, 3]"s, "{\"a\": 1}"s, "{ text: 1 }"s, "caf\xC3\xA9 "s, "\xEF\xBB\xBFtext"s}) {

@@ -1,4 +1,5 @@
-// Training on a GPU: against the CPU, resumed to the bit, and at constant memory.
+// Tests training on a GPU. It follows the CPU, resumes with the same bits, and takes constant
+// memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Words of a made-up vocabulary, some of them frequent, in documents with a blank line between:
-// something to learn, though not by heart within a hundred steps.
+// Writes documents of made-up words, some of them frequent, with blank lines between them. A model
+// can learn from them, but not by heart within a hundred steps.
 void WriteText(const std::string& path) {
   std::ofstream text(path);
   for (int i = 0; i < 60000; ++i) {
@@ -77,8 +78,8 @@ class CudaTrain : public testing::Test {
   std::string folder_;
 };
 
-// A loss in bf16 may be off by 0.5 %. Factors of e4m3 have 4 bits instead of 8, so that a product
-// is off by 16 times as much, but losses average over products: 2 %.
+// A loss in bf16 may be off by 0.5 %. Factors of e4m3 have 4 bits instead of 8, so a product is off
+// by 16 times as much. Losses average over products, so they may be off by 2 %.
 TEST_F(CudaTrain, LossesIn16And8BitsFollowTheCpus) {
   for (const char* model : {"nanogpt_cpu", "llama_tiny"}) {
     TrainConfig cpu = Options("cpu"), gpu = Options("gpu");
@@ -103,7 +104,8 @@ TEST_F(CudaTrain, LossesIn16And8BitsFollowTheCpus) {
   }
 }
 
-// 20 steps in one go; 10, and 10 more by another trainer from the checkpoint: the same checkpoint.
+// 20 steps in one run give the same checkpoint as 10 steps, and 10 more by another trainer from the
+// checkpoint.
 TEST_F(CudaTrain, ResumeIsBitwise) {
   for (const auto& [dropout, precision] :
        {std::pair(0.0, Precision::kAuto), std::pair(0.2, Precision::kAuto),
@@ -125,7 +127,7 @@ TEST_F(CudaTrain, ResumeIsBitwise) {
     ExpectRuns(parts, train);
     const auto tensors = [](const std::string& out) {
       const std::string file = ReadAll(out + "/checkpoint.safetensors");
-      // Behind the header, whose length comes first and which names the folder.
+      // The comparison begins after the header, which names the folder. Its length comes first.
       uint64_t header = 0;
       EXPECT_GT(file.size(), sizeof(header));
       file.copy(reinterpret_cast<char*>(&header), sizeof(header));
@@ -148,8 +150,8 @@ TEST_F(CudaTrain, MemoryDoesNotGrow) {
       if (step == 19) before = GetMemoryStats(DeviceType::kCuda);
     }
     const MemoryStats after = GetMemoryStats(DeviceType::kCuda);
-    // The masks of a batch's documents differ in length by some KiB, for which the pool may have
-    // had to add one granule. One allocation of 512 bytes lost a step would be 250 KiB.
+    // The masks of a batch's documents differ in length by some KiB, for which the pool may add one
+    // granule. A lost allocation of 512 bytes a step would be 250 KiB.
     EXPECT_LE(after.bytes_in_use, before.bytes_in_use + (int64_t{128} << 10));
     EXPECT_LE(after.bytes_reserved, before.bytes_reserved + (int64_t{32} << 20));
     return absl::OkStatus();

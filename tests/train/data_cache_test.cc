@@ -1,5 +1,5 @@
-// The files that are made once from the data: by one process, whatever happens to it, and never
-// believed when they are damaged.
+// Tests the files that are made once from the data. One process makes them, after any failure of
+// others, and damaged files are never used.
 #include "train/data/data_cache.h"
 
 #include <fcntl.h>
@@ -43,7 +43,7 @@ class DataCacheTest : public testing::Test {
     return Path(name);
   }
 
-  // Numbers and blank lines; some MB take a few milliseconds.
+  // Writes numbers and blank lines. Some MB take a few milliseconds.
   std::string WriteText(const std::string& name, int64_t bytes) const {
     std::string text;
     for (int64_t i = 0; static_cast<int64_t>(text.size()) < bytes; ++i) {
@@ -52,7 +52,7 @@ class DataCacheTest : public testing::Test {
     return Write(name, text);
   }
 
-  // The files of the cache with this suffix, the latest first.
+  // Returns the cache's files with this suffix, the latest first.
   std::vector<std::string> Files(const std::string& suffix) const {
     std::vector<std::string> files;
     std::error_code error;
@@ -68,7 +68,7 @@ class DataCacheTest : public testing::Test {
     return LoadTrainingData(data, "", std::nullopt, CacheFolder());
   }
 
-  // A hash-free proof: the text again, from all tokens.
+  // Returns the text again from all tokens, as a proof without a hash.
   static std::string TextOf(const TrainingData& data) {
     std::vector<int32_t> tokens(data.train.corpus->size());
     EXPECT_EQ(data.train.corpus->Read(0, data.train.corpus->size(), tokens.data()),
@@ -115,7 +115,7 @@ TEST_F(DataCacheTest, OtherContentOtherTokenizerOtherFile) {
   ASSERT_EQ(LoadTrainingData(path, "", Tokenizer::Kind::kByte, CacheFolder()).status(),
             absl::OkStatus());
   EXPECT_EQ(Files(".cache").size(), 2u);
-  // A file of the same size with the same time of modification.
+  // The new file has the same size and the same time of modification.
   struct stat info;
   ASSERT_EQ(stat(path.c_str(), &info), 0);
   Write("a.txt", "xyzxyz");
@@ -126,7 +126,8 @@ TEST_F(DataCacheTest, OtherContentOtherTokenizerOtherFile) {
   EXPECT_EQ(TextOf(*changed), "xyzxyz");
 }
 
-// Every byte of the file changed, and every length: made anew, or found when it is read.
+// For every changed byte and every length, the file is made again, or the damage is found in a
+// read.
 TEST_F(DataCacheTest, DamageIsNeverBelieved) {
   const std::string text = "one\n\ntwo\n\nthree";
   const std::string path = Write("a.txt", text);
@@ -149,7 +150,7 @@ TEST_F(DataCacheTest, DamageIsNeverBelieved) {
       EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
       EXPECT_TRUE(absl::StrContains(status.message(), "--data_cache: " + cache)) << status;
     }
-    // Once it was found, the next start makes it anew.
+    // After the damage was found, the next start makes the file again.
     const auto again = Load(path);
     ASSERT_EQ(again.status(), absl::OkStatus());
     EXPECT_EQ(TextOf(*again), text);
@@ -180,7 +181,7 @@ TEST_F(DataCacheTest, DamageDuringARunIsAnError) {
   EXPECT_TRUE(absl::StrContains(status.message(), "the next start makes it anew")) << status;
   EXPECT_FALSE(fs::exists(cache));
   EXPECT_EQ(TextOf(*Load(path)), ReadAll(path));
-  // One that becomes shorter: no SIGBUS.
+  // A file that becomes shorter does not cause SIGBUS.
   const std::string shorter = Files(".cache")[0];
   const auto open = Load(path);
   fs::resize_file(shorter, 1000);
@@ -188,7 +189,7 @@ TEST_F(DataCacheTest, DamageDuringARunIsAnError) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
 }
 
-// Eight at once, as threads and as processes: one makes it.
+// Eight threads or processes start at once, and one makes the file.
 TEST_F(DataCacheTest, OneMakesItTheOthersWait) {
   const DataCache cache(CacheFolder());
   std::atomic<int> made{0};
@@ -249,7 +250,7 @@ TEST_F(DataCacheTest, KilledWhileItMakesOne) {
   EXPECT_EQ(TextOf(*Load(path)), ReadAll(path));
   EXPECT_TRUE(Files(".tmp").empty()) << "leftovers are swept";
 
-  // At any moment of a real one.
+  // The kill comes at any moment of a real encoding.
   for (int i = 0; i < 10; ++i) {
     fs::remove_all(CacheFolder());
     const pid_t process = Fork([&] { return Load(path).ok() ? 0 : 1; });
@@ -274,7 +275,7 @@ TEST_F(DataCacheTest, KeepsWhatWasUsedLast) {
   EXPECT_TRUE(fs::exists(file));
 }
 
-// --data_cache may be a folder that somebody uses for something else, too.
+// --data_cache may be a folder with other uses.
 TEST_F(DataCacheTest, FilesOfOthersStay) {
   const std::string digits(32, 'a');
   fs::create_directory(CacheFolder());
@@ -293,7 +294,7 @@ TEST_F(DataCacheTest, FilesOfOthersStay) {
   EXPECT_EQ(Files("notes").size(), 1u) << "no lock was made for it";
 }
 
-// A process holds a few hundred KiB of 16 MiB of text, which are 30 MiB of tokens.
+// A process keeps a few hundred KiB for 16 MiB of text, which are 30 MiB of tokens.
 TEST_F(DataCacheTest, ProcessesHoldNoCopy) {
   if (kAddressSanitizer) GTEST_SKIP() << "freed memory stays with the address sanitizer";
   const std::string path = WriteText("text.txt", 16 << 20);
@@ -318,7 +319,7 @@ TEST_F(DataCacheTest, ProcessesHoldNoCopy) {
   for (const pid_t process : processes) EXPECT_EQ(WaitFor(process), 0);
 }
 
-// Memory while it is made: a few MiB a thread, not the text.
+// Making the file takes a few MiB of memory a thread, not the text's size.
 TEST_F(DataCacheTest, MakesItInLittleMemory) {
   if (kThreadSanitizer) GTEST_SKIP() << "it keeps several bytes for each one that is used";
   const std::string path = WriteText("text.txt", 48 << 20);
@@ -340,7 +341,7 @@ TEST_F(DataCacheTest, AFolderThatCannotBeMade) {
   const auto data = LoadTrainingData(path, "", std::nullopt, file + "/cache");
   EXPECT_TRUE(absl::StartsWith(data.status().message(), "--data_cache: cannot make the folder"))
       << data.status();
-  // Limits the size of files, so that writing fails as on a full disk.
+  // The size of files is limited, so that writing fails as on a full disk.
   const std::string text = WriteText("text.txt", 1 << 20);
   const int status = WaitFor(Fork([&]() -> int {
     signal(SIGXFSZ, SIG_IGN);

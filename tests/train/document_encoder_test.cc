@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Tokenizers, DocumentEncoderTest,
                          testing::Values("tiny", "tiny_gpt2", "sentencepiece/llama",
                                          "sentencepiece/gemma", "sentencepiece/phrases"));
 
-// Words, all kinds of space, marks that combine, added tokens, and bytes that are not UTF-8.
+// Returns words, all kinds of space, combining marks, added tokens, and bytes that are not UTF-8.
 std::string RandomText(std::mt19937* random, size_t bytes) {
   const std::string parts[] = {"the ",
                                "ring",
@@ -83,7 +83,7 @@ std::string RandomText(std::mt19937* random, size_t bytes) {
   return text;
 }
 
-// Tokens equal those of the whole text, whatever the pieces are, also shorter than a character.
+// Tokens equal those of the whole text for any pieces, even pieces shorter than a character.
 TEST_P(DocumentEncoderTest, PiecesDoNotShow) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
   const ScopedThreadPool pool(3);
@@ -103,7 +103,7 @@ TEST_P(DocumentEncoderTest, PiecesDoNotShow) {
   }
 }
 
-// Many pieces in one: the tokens of a word that is longer than what is looked at early.
+// A word takes many pieces, because it is longer than the text that is read early.
 TEST_P(DocumentEncoderTest, AWordOfManyPieces) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
   const ScopedThreadPool pool(3);
@@ -182,7 +182,7 @@ TEST_P(DocumentEncoderTest, LinesOfJson) {
   }
 }
 
-// The sink's error ends everything, also with more pieces than threads.
+// The sink's error ends the encoding, also with more pieces than threads.
 TEST_P(DocumentEncoderTest, StopsAtAnError) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
   const ScopedThreadPool pool(3);

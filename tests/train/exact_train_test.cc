@@ -1,6 +1,5 @@
-// --exact: runs on any number of ranks, in any layout, have the same bits: losses, gradient norms,
-// weights, and what the optimizer keeps of the gradients. On the CPU and, compiled once more, on
-// GPUs.
+// Tests --exact. Runs on any number of ranks, in any layout, have the same bits of losses, gradient
+// norms, weights and moments. The test runs on the CPU and, compiled once more, on GPUs.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -64,7 +63,7 @@ class ExactTraining : public testing::Test {
 
   struct Results {
     std::vector<double> losses, norms, validation;
-    std::string state;  // of the last checkpoint: weights and both moments, as they are in the file
+    std::string state;  // weights and both moments of the last checkpoint, as they are in the file
 
     bool operator==(const Results& other) const {
       return losses == other.losses && norms == other.norms && validation == other.validation &&
@@ -72,7 +71,7 @@ class ExactTraining : public testing::Test {
     }
   };
 
-  // All that the run has made so far.
+  // Returns the results of the run so far.
   static Results Train(const TrainConfig& options) {
     if (!options.resume) fs::remove_all(options.out);
     EXPECT_EQ(WithTrainers(options,
@@ -139,8 +138,8 @@ TEST_F(ExactTraining, HasTheSameBitsOnAnyRanks) {
   }
 }
 
-// Packed documents, which the balanced layout deals to ranks, with micro-batches, recomputation and
-// a window.
+// The balanced layout deals packed documents to ranks, with micro-batches, recomputation and a
+// window.
 TEST_F(ExactTraining, OfPackedDocumentsHasTheSameBits) {
   TrainConfig options = Options();
   options.model = kGpt2;
@@ -174,14 +173,14 @@ TEST_F(ExactTraining, IsThePlainRunToRounding) {
   const Results exact = Train(options);
   options.exact = false;
   const Results plain = Train(options);
-  // bf16 rounds activations at other places: chunks' gradients are not added in the GEMM.
+  // bf16 rounds activations at other places, because chunks' gradients are not added in the GEMM.
   const double tolerance = kTestDevice == DeviceType::kCuda ? 5e-3 : 1e-5;
   for (size_t i = 0; i < plain.losses.size(); ++i) {
     EXPECT_NEAR(exact.losses[i], plain.losses[i], tolerance * plain.losses[i]) << i;
   }
 }
 
-// Chunks of whole sequences, for data parallel ranks. A validation of 15 sequences ends with a
+// Chunks hold whole sequences, for data parallel ranks. A validation of 15 sequences ends with a
 // shorter chunk.
 TEST_F(ExactTraining, InChunksOfSequencesHasTheSameBits) {
   TrainConfig options = Options();
@@ -221,7 +220,7 @@ TEST_F(ExactTraining, ResumedOnOtherRanksHasTheSameBits) {
   EXPECT_TRUE(train_to(15, 8, 1) == straight);
 }
 
-// Another chunk gives other bits: the run is another one, and a resume says so.
+// Another chunk gives other bits, so the run is another one, and a resume says so.
 TEST_F(ExactTraining, DependsOnTheChunk) {
   TrainConfig options = Options();
   options.steps = 4;

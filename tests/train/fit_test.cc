@@ -33,7 +33,7 @@ TEST(Fit, TakesTheFastestThatFits) {
   };
   // With enough memory nothing is recomputed.
   EXPECT_FALSE(absl::StrContains(fit(2 * given.peak_bytes, all).options, "recompute"));
-  // Never slower for more memory, and what is chosen fits.
+  // More memory never makes the plan slower, and the choice fits.
   double seconds = 0;
   for (double share : {1.2, 0.8, 0.6, 0.4}) {
     const FittedPlan fitted = fit(static_cast<int64_t>(share * given.peak_bytes), all);
@@ -42,14 +42,14 @@ TEST(Fit, TakesTheFastestThatFits) {
     seconds = fitted.plan.step_seconds;
   }
   EXPECT_GT(seconds, 0);
-  // Only what may be chosen is.
+  // The search changes only options that may be chosen.
   const FittedPlan chosen = fit(full.peak_bytes, {/*zero=*/true, false, false, false, false});
   EXPECT_FALSE(absl::StrContains(chosen.options, "recompute")) << chosen.options;
   EXPECT_FALSE(Fits(chosen.plan, gpu));
 }
 
-// A model that is much larger than its step: only without the optimizer's state does it fit, at a
-// cost; and not if the host lacks memory, too.
+// The model is much larger than its step. It fits only without the optimizer's state, at a cost. It
+// does not fit if the host also lacks memory.
 TEST(Fit, OffloadsTheOptimizerWhereNothingElseFits) {
   const absl::StatusOr<Question> question =
       Ask({kWide, "--gpus=1xH200", "--seqlen=128", "--batch=1"});
@@ -74,7 +74,7 @@ TEST(Fit, OffloadsTheOptimizerWhereNothingElseFits) {
   EXPECT_TRUE(absl::StrContains(status.message(), "more GPUs, a shorter --seqlen")) << status;
 }
 
-// Where layers' inputs are more than the host has room for, rows of layers keep one.
+// If the host has no room for all layers' inputs, several layers keep one input.
 TEST(Fit, KeepsAnInputOfSeveralLayersWhereTheHostLacksMemory) {
   const absl::StatusOr<Question> question =
       Ask({kSmall, "--gpus=1xH200", "--seqlen=131072", "--batch=1", "--recompute=full",
@@ -144,8 +144,8 @@ TEST(Fit, ProposesNothingThatConflicts) {
   }
 }
 
-// Two sequences on four GPUs: four GPUs for each, or two groups of two. The model has two heads, so
-// four ranks cannot divide them.
+// Two sequences on four GPUs take four GPUs each, or two groups of two. The model has two heads,
+// which four ranks cannot divide.
 TEST(Meshes, AreThoseThatTheTrainerTakes) {
   PlanOptions options;
   options.gpus = "4xH200";
@@ -174,14 +174,14 @@ TEST(Meshes, AreThoseThatTheTrainerTakes) {
             (Texts{"", "--dp=1 --sp=2 --tp=2", "--dp=2 --sp=1 --tp=2", "--dp=2 --sp=2",
                    "--dp=2 --sp=2 --strategy=burst+ulysses", "--dp=2 --sp=2 --strategy=ulysses",
                    "--strategy=burst+ulysses"}));
-  // Micro-batches for three stages, layers for two.
+  // The micro-batches are enough for three stages, and the layers for two.
   options.train.accumulate = 3;
   options.train.model =
       R"({"family":"llama","layers":2,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";
   EXPECT_EQ(meshes(true, false), (Texts{"", "--dp=1 --sp=1 --pp=2 --tp=2", "--dp=1 --sp=2 --pp=2",
                                         "--dp=1 --sp=2 --tp=2", "--dp=2 --sp=1 --pp=2",
                                         "--dp=2 --sp=1 --tp=2", "--dp=2 --sp=2"}));
-  // Chunks of a layer each, for micro-batches in groups of two.
+  // Chunks have one layer each, for micro-batches in groups of two.
   options.train.accumulate = 2;
   options.train.model =
       R"({"family":"llama","layers":8,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";

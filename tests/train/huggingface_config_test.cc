@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;
 using testing::HasSubstr;
 
-// As Meta and Mistral published them, but for what has no influence.
+// The files of Meta and Mistral, without fields that have no influence.
 constexpr char kLlama31[] = R"({
   "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
   "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu",
@@ -45,7 +45,7 @@ constexpr char kGpt2[] = R"({
   "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
   "vocab_size": 50257})";
 
-// The config.json with a field changed; null: a field of null.
+// Returns the config.json with one changed field. A null makes the field null.
 std::string With(const char* config, const std::string& key, const Json& value) {
   Json json = Json::parse(config);
   json[key] = value;
@@ -109,13 +109,13 @@ TEST(HuggingFaceConfig, OldAndNewFormsOfRope) {
              older = ParseHuggingFaceConfig(kLlama31);
   ASSERT_TRUE(newer.ok()) << newer.status();
   EXPECT_EQ(ModelDifference(newer->model, older->model), "");
-  // "type" is what "rope_type" was called first.
+  // "type" is the first name of "rope_type".
   const auto linear =
       ParseHuggingFaceConfig(With(kLlama31, "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}));
   ASSERT_TRUE(linear.ok()) << linear.status();
   EXPECT_EQ(linear->model.rope_scaling.kind, RopeScaling::Kind::kLinear);
   EXPECT_EQ(linear->model.rope_scaling.factor, 2);
-  // yarn's first context is the model's unless it is named.
+  // yarn's first context is the model's, unless the file gives another.
   const auto yarn = ParseHuggingFaceConfig(
       With(kLlama31, "rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}));
   ASSERT_TRUE(yarn.ok()) << yarn.status();

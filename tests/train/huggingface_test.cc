@@ -35,8 +35,8 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 using namespace std::string_literals;  // NOLINT
 
-// transformers computes RoPE's angles in float32: twelve positions times an error of 2^-24. Scores
-// and what follows from them amplify it by less than ten, as both are of that order.
+// transformers computes RoPE's angles in float32, so twelve positions have an error of 2^-24 each.
+// Scores and the values after them multiply it by less than ten, because both have that order.
 constexpr double kAngleTolerance = 10 * 12 * 6e-8;
 
 std::unique_ptr<Transformer> Load(const std::string& folder, DType dtype = DType::kFloat64) {
@@ -97,7 +97,7 @@ TEST_F(HuggingFaceTest, SeveralFilesAreOneModel) {
   }
 }
 
-// Names without what they usually begin with, and tensors that are computed, are old habits.
+// Old directories have names without the usual prefix, and tensors that are computed.
 TEST_F(HuggingFaceTest, OldDirectories) {
   for (const std::string name : {"gpt2", "llama"}) {
     FakeDirectory fake = Fake(name);
@@ -117,7 +117,7 @@ TEST_F(HuggingFaceTest, OldDirectories) {
   }
 }
 
-// Ranks that divide a model's state keep their pieces of what they read, and the values.
+// Ranks that divide a model's state keep their pieces of the tensors, and the values.
 TEST_F(HuggingFaceTest, RanksThatDivideTheStateReadTheirPieces) {
   for (const char* name : {"qwen3", "gpt2"}) {
     Fake(name).WriteFiles(Path(name), 2);
@@ -144,7 +144,7 @@ TEST_F(HuggingFaceTest, RanksThatDivideTheStateReadTheirPieces) {
   }
 }
 
-// A rank of several reads the parts that are its own.
+// Each of several ranks reads its own parts.
 TEST_F(HuggingFaceTest, RanksOfTensorParallelismReadTheirParts) {
   for (const char* name : {"qwen2", "qwen3"}) {
     Fake(name).WriteFiles(Path(name), 2);
@@ -195,7 +195,7 @@ TEST_F(HuggingFaceTest, ThereAndBackAreTheSameBytes) {
   }
 }
 
-// A tied model may store its head, too, where it equals the embedding. It is never lost.
+// A tied model may also store its head, if it equals the embedding. The head is never lost.
 TEST_F(HuggingFaceTest, AHeadBesideATiedEmbeddingMustBeTheSame) {
   for (const std::string name : {"qwen2", "gpt2"}) {
     SCOPED_TRACE(name);
@@ -227,7 +227,7 @@ TEST_F(HuggingFaceTest, AHeadBesideATiedEmbeddingMustBeTheSame) {
     fake.tensors["lm_head.weight"].bytes.resize(11 * row / 2);
     refused({"must be equal", "[11, "});
     if (name == "gpt2") continue;
-    // Untied, both are kept.
+    // Without tying, both are kept.
     fake = Fake(name);
     fake.tensors["lm_head.weight"] = fake.tensors[embedding];
     fake.tensors["lm_head.weight"].bytes[5] ^= 1;
@@ -251,7 +251,7 @@ TEST_F(HuggingFaceTest, NoneOfSeveralSourcesOfWeightsIsTakenSilently) {
             "adapter_model.safetensors, consolidated.00.pth, pytorch_model.bin, 1 more next to the "
             "weights are not read");
   EXPECT_NE(Load(Path("one")), nullptr);
-  // A single file and an index of others.
+  // The folder has a single file, and an index of others.
   fake.WriteFiles(Path("one"), 2);
   const std::string both(HuggingFaceDirectory::Open(Path("one")).status().message());
   for (const char* part : {"one: ", "must be there once", "model.safetensors and the files of",
@@ -260,14 +260,15 @@ TEST_F(HuggingFaceTest, NoneOfSeveralSourcesOfWeightsIsTakenSilently) {
   }
   fs::remove(Path("one/model.safetensors"));
   EXPECT_NE(Load(Path("one")), nullptr);
-  // Weights that cannot be read.
+  // The weights have a format that is not read.
   fake.WriteConfig(Path("bin"));
   SetContent(Path("bin/pytorch_model.bin"), "");
   EXPECT_THAT(std::string(HuggingFaceDirectory::Open(Path("bin")).status().message()),
               HasSubstr("bin: the weights must be in model.safetensors; got pytorch_model.bin"));
 }
 
-// A run on longer texts than the model knew: what its export says, and what its RoPE is there.
+// A run trains on longer texts than the model's context. The test checks the export's fields and
+// the RoPE.
 TEST_F(HuggingFaceTest, ExportsSayTheContextThatWasTrained) {
   for (const std::string name : {"llama", "llama3", "qwen3"}) {
     for (const bool scaled_by_context : {false, true}) {
@@ -329,7 +330,7 @@ TEST_F(HuggingFaceTest, ExportInSeveralFiles) {
 
 TEST_F(HuggingFaceTest, ExportRoundsAndRefuses) {
   FakeDirectory fake = Fake("llama");
-  const float large = 70000;  // beyond float16
+  const float large = 70000;  // too large for float16
   std::memcpy(&fake.tensors["lm_head.weight"].bytes[0], &large, sizeof(large));
   fake.Write(Path("from"));
   ASSERT_TRUE(ImportHuggingFace(Path("from"), Path("in")).ok());
@@ -375,8 +376,8 @@ TEST_F(HuggingFaceTest, ImportIsACheckpointOfWeightsAlone) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("weights alone"));
 }
 
-// A directory of others may hold links to the user's own files, which a copy would publish.
-// The links of a Hugging Face cache lead to its blobs.
+// Someone else's directory may hold links to the user's own files, which a copy would publish. The
+// links of a Hugging Face cache lead to its blobs.
 TEST_F(HuggingFaceTest, CompanionsComeFromTheDirectoryOrItsCacheAlone) {
   const std::string cache = "models--a--b", snapshot = cache + "/snapshots/1";
   fs::create_directories(Path(cache + "/blobs"));
@@ -411,7 +412,7 @@ TEST_F(HuggingFaceTest, CompanionsComeFromTheDirectoryOrItsCacheAlone) {
       EXPECT_THAT(said, HasSubstr(std::string(name) + " is left out: it leads to "));
     }
   }
-  // The blobs of a directory that only looks like a cache.
+  // These are the blobs of a directory that only looks like a cache.
   fs::create_directories(Path("mine/blobs"));
   fs::rename(Path("private"), Path("mine/blobs/0"));
   fs::remove_all(Path(cache + "/blobs"));
@@ -498,7 +499,7 @@ TEST_F(HuggingFaceTest, DamagedDirectoriesAreNamed) {
     fs::remove_all(folder);
     Fake("llama").WriteFiles(folder, 3);
   };
-  expect_refused("config.json");  // there is nothing
+  expect_refused("config.json");  // the folder is empty
   Fake("llama").WriteConfig(folder);
   fs::remove(index);
   expect_refused("model.safetensors");

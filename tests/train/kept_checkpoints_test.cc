@@ -29,12 +29,12 @@ namespace fs = std::filesystem;
 
 using Write = std::function<absl::Status(const std::string& path)>;
 
-// A text in place of a checkpoint.
+// Returns a writer of a text in place of a checkpoint.
 Write Text(const std::string& text) {
   return [text](const std::string& path) { return WriteFileAtomically(path, text); };
 }
 
-// By name, the file's text.
+// Returns the text of each file by its name.
 std::map<std::string, std::string> Content(const std::string& folder) {
   std::map<std::string, std::string> content;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -94,8 +94,8 @@ TEST(KeptCheckpoints, AFailedSaveLosesNothing) {
                                     {"checkpoint.safetensors", "four"}}));
 }
 
-// Killed before and after the new one is written. The newest is the one before or the new one, the
-// older ones are there, and the next save puts all in order.
+// The kill comes before or after the new checkpoint is written. The newest is the previous or the
+// new one, and the older ones exist. The next save puts all in order.
 TEST(KeptCheckpoints, AKillInASaveLosesNothing) {
   const std::string folder = FreshTestFolder();
   const auto start = [&] {
@@ -136,7 +136,7 @@ TEST(KeptCheckpoints, AKillInASaveLosesNothing) {
     Files expected = {{"checkpoint.safetensors", "4"}};
     if (before_write) {
       expected["checkpoint-2.safetensors"] = "2";
-    } else {  // the best was not yet named so
+    } else {  // the best did not have its name yet
       expected["checkpoint-3.safetensors"] = expected["best.safetensors"] = "3";
     }
     EXPECT_EQ(Content(folder), expected);
@@ -144,7 +144,7 @@ TEST(KeptCheckpoints, AKillInASaveLosesNothing) {
   EXPECT_EQ(killed, 2);
 }
 
-// A process that the run forked saves, too: the names follow from the steps in the files.
+// A process that the run forked also saves. The names follow from the steps in the files.
 TEST(KeptCheckpoints, ASaveByAnotherObjectIsSeen) {
   const std::string folder = FreshTestFolder();
   ModelConfig config;

@@ -87,8 +87,8 @@ TEST(Metrics, ResumeDropsWhatCameAfterTheCheckpoint) {
   EXPECT_EQ(Read(path), before);
 }
 
-// Whatever is in the file, steps increase: two runs may have written to it at once, or a run that
-// was continued from an older checkpoint by hand.
+// Steps increase for any content of the file. Two runs may have written to it at once, or somebody
+// has continued from an older checkpoint.
 TEST(Metrics, StepsIncreaseAfterAResume) {
   const std::string path = testing::TempDir() + "/order.jsonl";
   std::ofstream file(path);
@@ -99,7 +99,7 @@ TEST(Metrics, StepsIncreaseAfterAResume) {
   }
   file << std::string(100000, '[') << "\n{\"step\":7,\"tok";
   file.close();
-  for (int time = 0; time < 2; ++time) {  // the second time from what the first one left
+  for (int time = 0; time < 2; ++time) {  // the second time with the result of the first
     auto log = MetricsLog::Open(path, 7);
     ASSERT_TRUE(log.ok()) << log.status();
     std::vector<int64_t> steps;

@@ -1,4 +1,4 @@
-// The times of passes, by a simulated GPU's clock.
+// Tests the times of passes, by a simulated GPU's clock.
 #include "train/pipeline/pass_times.h"
 
 #include <gtest/gtest.h>

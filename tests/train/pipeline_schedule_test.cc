@@ -1,5 +1,5 @@
-// The schedules of a pipeline, executed: every stage takes its actions in order, as soon as what
-// they need is there.
+// Executes the schedules of a pipeline. Every stage takes its actions in order, as soon as their
+// inputs have arrived.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace burst {
 namespace {
 
-// Shapes of 1 to 6 stages, with one chunk and several.
+// Returns shapes of 1 to 6 stages, with one chunk and several.
 std::vector<PipelineShape> Shapes() {
   std::vector<PipelineShape> shapes;
   for (int p = 1; p <= 6; ++p) {
@@ -39,7 +39,7 @@ using Key = std::tuple<bool, int, int>;  // forward, micro-batch, run of layers
 
 // Executes a schedule with messages as a Pipeline sends them. A stage takes the message that an
 // action needs and computes. It sends the result once the earlier message on this way was taken. A
-// pass through a run takes a forward_time or a backward_time, messages take none.
+// pass through a run takes a forward_time or a backward_time. Messages take no time.
 struct Execution {
   bool completes = true;
   int64_t time = 0;       // from the first action to the last one's end
@@ -55,7 +55,7 @@ struct Way {
 struct Stage {
   std::vector<PipelineAction> actions;
   size_t next = 0;
-  bool computed = false;  // the next action, whose result waits to be sent
+  bool computed = false;  // whether the next action's result waits to be sent
   int64_t free_at = 0;
   int64_t live = 0;
 };
@@ -64,9 +64,9 @@ Execution Execute(const PipelineShape& shape, int forward_time, int backward_tim
   const int p = shape.stages, runs = p * shape.chunks;
   std::vector<Stage> stages(p);
   for (int s = 0; s < p; ++s) stages[s].actions = PipelineActions(shape, s);
-  std::map<std::pair<int, bool>, Way> ways;  // by sender; whether forward
+  std::map<std::pair<int, bool>, Way> ways;  // by sender and direction
   Execution result;
-  // What a stage can do of its next action; whether it can do anything.
+  // Does what a stage can do of its next action. Returns whether it can do anything.
   const auto advance = [&](int s) {
     Stage& stage = stages[s];
     if (stage.next == stage.actions.size()) return false;
@@ -80,7 +80,7 @@ Execution Execute(const PipelineShape& shape, int forward_time, int backward_tim
         const size_t number = way.taken_at.size();
         if (number == way.sent.size()) return false;
         if (way.sent[number] != Key(forward, action.micro_batch, from)) {
-          result.completes = false;  // what comes is not what the action needs
+          result.completes = false;  // the message is not what the action needs
           return false;
         }
         stage.free_at = std::max(stage.free_at, way.sent_at[number]);
@@ -136,8 +136,8 @@ TEST(PipelineSchedule, CompletesWithOneMessageUnderWayInEachDirection) {
   }
 }
 
-// A stage keeps as many activations of a chunk as there are stages (PipeDream). Interleaved, it
-// keeps those of the warm-up and one more.
+// A stage keeps one activation of a chunk for each stage (PipeDream). With the interleaved
+// schedule, it keeps those of the warm-up and one more.
 TEST(PipelineSchedule, KeepsAsFewActivationsAs1F1BAllows) {
   for (const PipelineShape& shape : Shapes()) {
     const int p = shape.stages, v = shape.chunks, m = shape.micro_batches;
@@ -146,7 +146,7 @@ TEST(PipelineSchedule, KeepsAsFewActivationsAs1F1BAllows) {
   }
 }
 
-// A stage computes for v m (f + b) units; the rest of the time it is idle.
+// A stage computes for v m (f + b) units, and is idle for the rest of the time.
 TEST(PipelineSchedule, IsIdleForAsLongAsTheFormulaSays) {
   for (const PipelineShape& shape : Shapes()) {
     if (shape.chunks > 1 && shape.micro_batches % shape.stages != 0) continue;

@@ -1,5 +1,5 @@
-// Ranks that are stages of a pipeline (--pp), in all meshes, train as one rank does: losses,
-// gradient norms and the saved state are equal to rounding. On threads.
+// Tests ranks that are stages of a pipeline (--pp), as threads in all meshes. They train as one
+// rank does: losses, gradient norms and the saved state are equal to rounding.
 #include "train/pipeline/pipeline.h"
 
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ class PipelineTest : public testing::Test {
   }
 
   struct Results {
-    std::vector<double> losses, norms;       // of training; and of evaluations
+    std::vector<double> losses, norms;       // of training and of evaluations
     std::vector<std::vector<double>> state;  // masters, and both moments
   };
 
@@ -137,8 +137,8 @@ class PipelineTest : public testing::Test {
     return std::sqrt(difference / norm);
   }
 
-  // Sums of some thousand fp32 products in another order: 2^-24 sqrt(4096) = 4e-6, relative; the
-  // second moment has twice that of the gradient.
+  // Sums of some thousand fp32 products have another order, so they differ by 2^-24 sqrt(4096) =
+  // 4e-6, relative. The second moment has twice the error of the gradient.
   static void ExpectEqualToRounding(const Results& results, const Results& expected) {
     EXPECT_GT(expected.losses.size(), 0u);
     EXPECT_LT(RelativeDifference(results.losses, expected.losses), 4e-6);
@@ -167,7 +167,8 @@ TEST_F(PipelineTest, EveryMeshEqualsOneRank) {
       const int64_t tp = 1 + (mesh >> 3 & 1);
       for (const Strategy strategy : {Strategy::kBurst, Strategy::kTp, Strategy::kTpSp}) {
         if (strategy != Strategy::kBurst && (sp == 1 || tp == 2)) continue;
-        const int64_t same = IsTensorParallel(strategy) ? dp : dp * sp;  // ranks of a state
+        // Ranks that divide a state.
+        const int64_t same = IsTensorParallel(strategy) ? dp : dp * sp;
         const int64_t most = pp > 1 && model == kTiedGpt2 ? 1 : 3;
         const int64_t zero = same == 1 ? 0 : std::min<int64_t>(most, 1 + mesh % 3);
         Case c = {dp, pp, sp, strategy, zero, pp == 1 ? 1 : 1 + mesh % 2};
@@ -190,10 +191,10 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
       {1, 2, 1, Strategy::kBurst, 0, 1, Recompute::kSelective, /*segment=*/2},
       {1, 2, 2, Strategy::kRing, 0, 1, Recompute::kSelective, 1, /*packed=*/true},
       {2, 2, 1, Strategy::kBurst, 0, 2, Recompute::kNone, 1, /*packed=*/true},
-      // A ring of tensor groups, also of unequal lengths.
+      // A ring connects tensor groups, also with unequal lengths.
       {1, 1, 3, Strategy::kRing, 1, 1, Recompute::kSelective, 1, /*packed=*/true, /*tp=*/2},
       {2, 2, 2, Strategy::kBurst, 1, 2, Recompute::kSequence, 1, false, /*tp=*/2},
-      // Gradients and values that stages divide.
+      // Stages divide gradients and values.
       {2, 2, 1, Strategy::kBurst, 3},
       {1, 2, 3, Strategy::kBurst, 2},
       {2, 2, 1, Strategy::kBurst, 3, 2, Recompute::kFull, /*segment=*/2},
@@ -243,7 +244,7 @@ TEST_F(PipelineTest, TiedEmbeddingsAreDividedOnBothStages) {
   }
 }
 
-// One run in parts, each on another mesh, for a model whose first and last stage share a table.
+// One run has parts on different meshes. The model's first and last stage share a table.
 TEST_F(PipelineTest, ResumesOnAnyMesh) {
   TrainConfig straight = Options({1, 1, 1}, "straight");
   straight.model = kTiedGpt2;

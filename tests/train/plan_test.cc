@@ -50,13 +50,13 @@ TEST(Plan, AgreesWithWhatWasMeasured) {
   EXPECT_GE(close, 16);
 }
 
-// Stages compute equally long: all layers are alike, and the rest of the first and the last stage
-// is 1/500 of the work. A step of m micro-batches takes m t, the bubble, and an update. One GPU
-// tells the update's part of m t: it has no bubble, and p times the layers. Messages are not free,
-// by half a hundredth of a pass.
+// Stages compute for the same time: all layers are alike, and the other work of the first and the
+// last stage is 1/500. A step of m micro-batches takes m t, the bubble, and an update. One GPU
+// gives the update's part of m t, because it has no bubble and p times the layers. Messages cost
+// half a hundredth of a pass.
 TEST(Plan, ThePipelinesBubbleIsThatOfTheFormula) {
   constexpr int kFew = 4, kMany = 12;
-  // The time of a step in addition to m t, divided by m t.
+  // Returns the time of a step in addition to m t, divided by m t.
   const auto rest = [](int stages, int chunks) {
     const auto seconds = [&](int micro_batches) {
       const StepPlan plan =
@@ -80,9 +80,9 @@ TEST(Plan, ThePipelinesBubbleIsThatOfTheFormula) {
   }
 }
 
-// The bubble in a step's metrics, over links that take only a message's shortest time; without a
-// pipeline there is none. The last stage's work outside its layers is 1/500 of the whole, p/500 of
-// a stage's: the p - 1 others wait for it. A hundredth is for messages.
+// The metrics of a step have the bubble, over links that take only a message's shortest time.
+// Without a pipeline there is none. The last stage's work outside its layers is 1/500 of the whole,
+// or p/500 of a stage's, and the p - 1 others wait for it. A hundredth is for messages.
 TEST(Plan, TheBubbleOfTheMetricsIsThatOfTheFormula) {
   const std::vector<std::string> step = {
       "--model={\"family\":\"llama\",\"layers\":16,\"width\":2048,\"heads\":16,\"kv_heads\":16,"
@@ -105,8 +105,8 @@ TEST(Plan, TheBubbleOfTheMetricsIsThatOfTheFormula) {
   }
 }
 
-// Where links are slow, a pipeline is the fastest mesh of many micro-batches, and it holds a part
-// of the model.
+// With slow links, a pipeline is the fastest mesh for many micro-batches, and each stage holds a
+// part of the model.
 TEST(Plan, APipelineIsFasterOverSlowLinks) {
   const std::vector<std::string> step = {kWide, "--seqlen=4096", "--batch=1", "--accumulate=16"};
   const auto on = [&](const std::vector<std::string>& mesh) {
@@ -122,9 +122,9 @@ TEST(Plan, APipelineIsFasterOverSlowLinks) {
   EXPECT_NEAR(static_cast<double>(stages.parameters) / one.parameters, 0.5, 0.02);
 }
 
-// The simulated step sends as many bytes as the real one on CPUs.
+// The simulated step sends the bytes of the real one on CPUs.
 TEST(Plan, SendsWhatTheRealStepSends) {
-  using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // by rank
+  using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // of each rank
   const auto count = [](Communicator& comm, const TrainingSetup& setup, Sent* sent) {
     const ScopedThreadPool pool(1);
     BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
@@ -197,12 +197,12 @@ TEST(Plan, RecomputationTradesTimeForMemory) {
   EXPECT_LT(none.step_seconds, selective.step_seconds);
   EXPECT_LT(selective.step_seconds, sequence.step_seconds);
   EXPECT_LT(sequence.step_seconds, full.step_seconds);
-  // Selective keeps more than full: out in bf16 and lse in fp32 of four layers.
+  // Selective recomputation keeps more than full: out in bf16 and lse in fp32 of four layers.
   const double kept = 4 * 32768 * (256 * 2 + 4 * 4);
   EXPECT_NEAR(selective.peak_bytes - full.peak_bytes, kept, 0.3 * kept);
 }
 
-// Q, K and V in 8 bits take more memory, whether where a step needs most or not, and their products
+// Q, K and V in 8 bits take more memory, at the peak of a step or elsewhere, and their products
 // take less time.
 TEST(Plan, AttentionInFp8IsFaster) {
   const std::vector<std::string> arguments = {kWide, "--gpus=1xH200", "--seqlen=65536",
@@ -212,8 +212,8 @@ TEST(Plan, AttentionInFp8IsFaster) {
   EXPECT_GE(fp8.peak_bytes, plain.peak_bytes);
 }
 
-// Two tensors a layer but the last one, in bf16, are away until the backward; behind fast links
-// nobody waits for them.
+// Each layer but the last keeps two bf16 tensors in the host's memory until the backward. With fast
+// links, nobody waits for them.
 TEST(Plan, OffloadedActivationsAreInTheHostsMemory) {
   const std::vector<std::string> small = {kSmall, "--gpus=1xH200", "--seqlen=131072", "--batch=1",
                                           "--recompute=selective"};
@@ -236,8 +236,8 @@ TEST(Plan, OffloadedActivationsAreInTheHostsMemory) {
   EXPECT_EQ(slow.peak_bytes, fast.peak_bytes);
 }
 
-// The host's memory is made before the first step, as much as every strategy needs: a step that
-// needs more makes it itself, and shows here.
+// The host's memory that a strategy needs is reserved before the first step. A step that needs more
+// would reserve it, and fail this test.
 TEST(Plan, OffloadsMemoryIsMadeAtTheStart) {
   constexpr int64_t kTokens = 4096, kLayers = 3, kBytes = 2;  // all layers but the last one, bf16
   const auto host_bytes = [](const std::string& strategy, const std::string& recompute) {
@@ -260,8 +260,8 @@ TEST(Plan, OffloadsMemoryIsMadeAtTheStart) {
   EXPECT_NEAR(host_bytes("tp", "selective") / half, 3, 0.01);
 }
 
-// 12 bytes of a parameter in the host's memory, none of them copied for a save; both ways at once
-// over the host's link.
+// 12 bytes of a parameter are in the host's memory and are not copied for a save. They use the
+// host's link in both directions at once.
 TEST(Plan, AnOffloadedOptimizerIsInTheHostsMemory) {
   const std::vector<std::string> wide = {kWide,       "--gpus=2xH200", "--seqlen=256",
                                          "--batch=2", "--zero=1",      "--sp=1"};
@@ -279,12 +279,12 @@ TEST(Plan, AnOffloadedOptimizerIsInTheHostsMemory) {
   const double link_seconds = static_cast<double>(kept.optimizer) / 1e9;
   EXPECT_NEAR((streamed.step_seconds - kept.step_seconds) / link_seconds, 1, 0.05);
   away->gpu.host_link = 1e15;
-  // A launch for each piece, in place of one.
+  // Each piece takes a launch, in place of one for all.
   EXPECT_LE(PlanStep(away->setup, away->gpu, 0)->step_seconds,
             kept.step_seconds + 65 * away->gpu.kernel_seconds);
 }
 
-// Where all ranks have the whole state, one of them copies it for a save; they share the host.
+// If all ranks have the whole state, one of them copies it for a save. The ranks share the host.
 TEST(Plan, TheCopyOfASaveCountsOnce) {
   const std::vector<std::string> wide = {kWide, "--seqlen=256", "--batch=4", "--sp=1"};
   const StepPlan one = PlanFor(wide, {"--gpus=1xH200"}), four = PlanFor(wide, {"--gpus=4xH200"});
@@ -293,7 +293,8 @@ TEST(Plan, TheCopyOfASaveCountsOnce) {
   EXPECT_EQ(four.host_bytes, one.optimizer / 4);
 }
 
-// Llama 3.1 8B's shape. A window, for a step of minutes; the memory is the same without.
+// Returns options of Llama 3.1 8B's shape. The window makes a step take minutes, and does not
+// change the memory.
 std::vector<std::string> LongContext(std::vector<std::string> more) {
   more.insert(
       more.end(),
@@ -303,8 +304,8 @@ std::vector<std::string> LongContext(std::vector<std::string> more) {
   return more;
 }
 
-// Two runs of 786,432 tokens on an H200 of 139.3 GiB. One found no room for 6 GiB, though 129.4
-// were in use: no gap was as large. The other, with 12 GiB less, ran.
+// Two runs had 786,432 tokens on an H200 of 139.3 GiB. With 129.4 GiB in use, one found no room for
+// 6 GiB, because no gap was as large. The other one, with 12 GiB less, ran.
 TEST(Plan, GapsBetweenLargeTensorsCount) {
   const std::vector<std::string> options =
       LongContext({"--gpus=1xH200", "--seqlen=786432", "--head_chunk=1"});
@@ -348,7 +349,7 @@ TEST(Plan, SlowLinksAndTheNetworkTakeLonger) {
   EXPECT_GT(two_nodes->step_seconds, 1.5 * fast.step_seconds);
 }
 
-// As a launcher's job would: a double ring where nodes have as many GPUs each.
+// The plan makes a double ring if all nodes have the same number of GPUs, as a launcher's job does.
 TEST(Plan, NodesMakeADoubleRing) {
   const auto per_node = [](const std::string& gpus, const std::string& more) {
     const absl::StatusOr<Question> question =
@@ -363,7 +364,8 @@ TEST(Plan, NodesMakeADoubleRing) {
   EXPECT_EQ(per_node("16xH200", "--ranks_per_node=0"), 0);
 }
 
-// Contiguous causal: the last rank has most to do, and the others wait for it.
+// With contiguous parts and a causal mask, the last rank has the most work, and the others wait for
+// it.
 TEST(Plan, WaitsForTheBusiestRank) {
   const std::vector<std::string> small = {kSmall, "--gpus=4xH200", "--seqlen=65536", "--batch=1"};
   const StepPlan even = PlanFor(small, {"--layout=zigzag"}),

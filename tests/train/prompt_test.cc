@@ -1,5 +1,5 @@
-// What comes before a prompt and what ends a text, by a directory's files, as transformers has it:
-// tests/interop/make_generation_fixture.py wrote testdata/generation.json.
+// Tests the tokens before a prompt and the ends of a text that a directory's files give, as in
+// transformers. tests/interop/make_generation_fixture.py wrote testdata/generation.json.
 #include "train/generate/prompt.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ using Tokens = std::vector<int32_t>;
 
 class Prompts : public testing::Test {
  protected:
-  // The directory of a case, without weights.
+  // Makes the directory of a case, without weights.
   std::string Make(const Json& one) const {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
@@ -91,11 +91,11 @@ TEST_F(Prompts, TokensAndTextsAreThoseOfTransformers) {
       ASSERT_TRUE(rules.ok()) << rules.status();
       const auto tokens = EncodePrompt(*tokenizer, row["text"].get<std::string>(), *rules);
       ASSERT_TRUE(tokens.ok()) << tokens.status();
-      if (expected.empty()) {  // transformers would begin with nothing
+      if (expected.empty()) {  // transformers would begin without a token
         EXPECT_EQ(*tokens, Tokens{tokenizer->end_of_text()});
         continue;
       }
-      if (BeginsTwice(expected, rules->begin)) {  // a prompt that has BOS is given no other
+      if (BeginsTwice(expected, rules->begin)) {  // a prompt that has BOS gets no second one
         EXPECT_EQ(*tokens, Tokens(expected.begin() + rules->begin.size(), expected.end()));
         continue;
       }
@@ -162,7 +162,8 @@ TEST_F(Prompts, EndsAreThoseOfEveryFile) {
   }
 }
 
-// A tokenizer.model alone begins texts as its makers do. A tokenizer.json decides instead of it.
+// A tokenizer.model alone begins texts as SentencePiece's users do. If there is a tokenizer.json,
+// it decides.
 TEST_F(Prompts, WhatBeginsTheTextsOfATokenizerModel) {
   Make(fixture_["cases"]["llama"]);
   EXPECT_EQ(Rules()->begin, Tokens());

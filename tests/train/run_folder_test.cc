@@ -66,11 +66,11 @@ TEST(RunFolder, ReplacesNothingThatIsNotARuns) {
 TEST(RunFolder, ARunWithoutCheckpointsIsBegunAgain) {
   const std::string folder = FreshTestFolder() + "/run";
   for (int i = 0; i < 2; ++i) EXPECT_EQ(Make(folder), absl::OkStatus());
-  // Also where it was killed right after its first file.
+  // This run was killed right after its first file.
   fs::remove(folder + "/metrics.jsonl");
   EXPECT_EQ(Make(folder), absl::OkStatus());
   EXPECT_TRUE(fs::exists(folder + "/metrics.jsonl"));
-  // Temporary files of every name that a run makes.
+  // These are temporary files of every name that a run makes.
   std::vector<std::string> ours, others = {"notes.12-3.tmp", "checkpoint-x.safetensors.12-3.tmp"};
   for (const char* name : {"config.json", "metrics.jsonl", "loss.svg", "checkpoint.safetensors",
                            "checkpoint-4.safetensors", "best.safetensors"}) {

@@ -52,7 +52,7 @@ class SafetensorsTest : public testing::Test {
     return file.Read({{name, tensor}});
   }
 
-  // In the file's folder, the file among them.
+  // Counts the files in the file's folder, with the file.
   int64_t FilesBeside() const {
     return std::distance(fs::directory_iterator(fs::path(path_).parent_path()), {});
   }
@@ -89,7 +89,7 @@ TEST_F(SafetensorsTest, RoundTrip) {
   EXPECT_EQ(FilesBeside(), 1);
 }
 
-// Built by hand, but for the checksums.
+// The content is built by hand, except for the checksums.
 TEST_F(SafetensorsTest, IsTheFormatOthersRead) {
   ASSERT_TRUE(WriteSafetensors(path_, {{"x", Tensor::FromVector<float>({1.5f}, {1})}}, {}).ok());
   const std::string data("\x00\x00\xC0\x3F", 4);
@@ -116,7 +116,7 @@ TEST_F(SafetensorsTest, FilesWithoutChecksumsAreRead) {
   EXPECT_TRUE(Read(*file, "x", Tensor::Zeros({1}, DType::kFloat32)).ok());
 }
 
-// Every bit of the file: length, header, padding, checksums, data.
+// The test flips every bit of the file: length, header, padding, checksums and data.
 TEST_F(SafetensorsTest, EveryFlippedBitIsFound) {
   ASSERT_TRUE(WriteSample().ok());
   ASSERT_EQ(Verify(), absl::OkStatus());
@@ -145,7 +145,8 @@ TEST_F(SafetensorsTest, DamagedAndInfiniteTensorsAreNamed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_TRUE(absl::StrContains(status.message(), "checksum of the tensor 'b'")) << status;
 
-  // In every place of tensors of every length: chunks, their ends and their beginnings.
+  // The change is in every place of tensors of every length: in chunks, at their ends and
+  // beginnings.
   for (const int64_t n : {int64_t{1}, int64_t{7}, int64_t{1} << 18, (int64_t{1} << 18) + 3}) {
     for (const int64_t at : {int64_t{0}, n / 2, n - 1}) {
       for (const float bad : {HUGE_VALF, -HUGE_VALF, std::nanf(""), -std::nanf("")}) {
@@ -230,7 +231,7 @@ TEST_F(SafetensorsTest, GarbageIsRejected) {
         WithHeader(R"({"x":{"data_offsets":[0,0],"dtype":"F32","shape":[4294967296,4294967296]}})"),
         WithHeader(R"({"x":{"data_offsets":[0,0],"dtype":"F32","shape":)"
                    R"([0,281474976710655,281474976710655]}})"),
-        // Overlaps, gaps, names and keys that are there twice.
+        // Overlaps, gaps, and names and keys that occur twice.
         WithHeader(R"({"x":{"data_offsets":[0,4],"dtype":"F32","shape":[1]},)"
                    R"("y":{"data_offsets":[0,4],"dtype":"F32","shape":[1]}})",
                    "1234"),
@@ -274,7 +275,7 @@ TEST_F(SafetensorsTest, WrongShapesAndNamesAreErrors) {
 TEST_F(SafetensorsTest, FullDiskKeepsTheOldFile) {
   ASSERT_TRUE(WriteSample().ok());
   const std::string before = Content();
-  // What write(2) meets on a full disk, by way of the largest size a file may have.
+  // The limit of a file's size makes write(2) fail as on a full disk.
   signal(SIGXFSZ, SIG_IGN);
   rlimit limit, old;
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);

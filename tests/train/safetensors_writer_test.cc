@@ -1,5 +1,5 @@
-// Safetensors files that are written tensor by tensor, and tensors that are converted while they
-// are read.
+// Tests safetensors files that are written tensor by tensor, and tensors that are converted while
+// they are read.
 #include "train/checkpoint/safetensors_writer.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ class SafetensorsWriterTest : public testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  // A file of one tensor of two-byte numbers.
+  // Writes a file with one tensor of two-byte numbers.
   void WriteBits(const std::string& dtype, const std::vector<uint16_t>& bits) const {
     const int64_t n = static_cast<int64_t>(bits.size());
     auto writer = SafetensorsWriter::Create(path_, {{"x", dtype, {n}}}, {}, /*checksums=*/false);
@@ -52,7 +52,8 @@ class SafetensorsWriterTest : public testing::Test {
 constexpr auto kAny = SafetensorsFile::Numbers::kAny;
 constexpr auto kFinite = SafetensorsFile::Numbers::kFinite;
 
-// By the rules of the format: length, header in this order, spaces to a multiple of 8 bytes, data.
+// The format has the length, the header in this order, spaces to a multiple of 8 bytes, and the
+// data.
 TEST_F(SafetensorsWriterTest, BytesOfAFile) {
   auto writer = SafetensorsWriter::Create(
       path_, {{"a", "F32", {1, 2}}, {"none", "F32", {0, 3}}, {"b", "F16", {1}}}, {{"format", "pt"}},
@@ -111,7 +112,7 @@ TEST_F(SafetensorsWriterTest, WithoutCommitThereIsNothing) {
   EXPECT_FALSE(SafetensorsWriter::Create(path_ + "/there/is/no/such/folder", {}, {}, true).ok());
 }
 
-// Bits and numbers of IEEE 754's binary16 and of the upper half of a binary32.
+// The numbers are IEEE 754's binary16, and the upper half of a binary32.
 TEST_F(SafetensorsWriterTest, SixteenBitNumbers) {
   const std::vector<uint16_t> halves = {0x0000, 0x3C00, 0xC000, 0x3555, 0x7BFF, 0x0001, 0x83FF};
   const std::vector<double> values = {0, 1, -2, 1365.0 / 4096, 65504., 0x1p-24, -0x1.ff8p-15};

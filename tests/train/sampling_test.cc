@@ -24,7 +24,7 @@ TEST(SampleToken, FrequenciesAreThoseOfTheSoftmax) {
     std::vector<int> counts(logits.size());
     for (int i = 0; i < n; ++i) ++counts[SampleToken(logits, {temperature, 0, 7}, i)];
     for (size_t t = 0; t < logits.size(); ++t) {
-      // Five standard deviations of a binomial.
+      // The bound is five standard deviations of a binomial.
       const double deviation = std::sqrt(n * expected[t] * (1 - expected[t]));
       EXPECT_NEAR(counts[t], n * expected[t], 5 * deviation) << t;
     }
@@ -54,8 +54,7 @@ TEST(SampleToken, HugeLogitsDoNotOverflow) {
   EXPECT_EQ(SampleToken({1e30f, -1e30f, 0.f}, {1e-3, 0, 1}, 0), 0);
 }
 
-// Characters of one to four bytes, byte by byte. Bytes that are not UTF-8 are not held back for
-// long.
+// Characters of one to four bytes come byte by byte. Bytes that are not UTF-8 are shown soon.
 TEST(CharacterStream, ShowsWholeCharacters) {
   const std::string characters[] = {"a", "\xC3\xA9", "\xE4\xBD\xA0", "\xF0\x9F\x98\x80"};
   CharacterStream stream;

@@ -1,5 +1,5 @@
-// Tiny models of SentencePiece (tests/interop/make_sentencepiece_fixture.py), and what its library
-// makes of texts.
+// Tests tiny models of SentencePiece (tests/interop/make_sentencepiece_fixture.py) with its
+// library's tokens of texts.
 #include "train/tokenizer/sentencepiece_tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,8 @@ class SentencePiece : public testing::TestWithParam<const char*> {
     return rows;
   }
   static bool AddsSpace() { return GetParam() != std::string("gemma"); }
-  // The text as it is given back: spaces for U+2581, and what is not UTF-8 replaced.
+  // Returns the text that decoding gives: with spaces for U+2581, and bytes that are not UTF-8
+  // replaced.
   static std::string GivenBack(const Tokenizer& tokenizer, const std::string& text) {
     std::string normalized;
     tokenizer.of_file()->MakeEncoder(Specials::kAreText)->AppendNormalized(text, true, &normalized);
@@ -56,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Models, SentencePiece,
 TEST_P(SentencePiece, TokensAreTheLibrarys) {
   for (const Row& row : Expected()) {
     EXPECT_EQ(TokensOf(tokenizer_, row.text), row.tokens) << absl::CEscape(row.text);
-    // Once more, from what is remembered.
+    // The second time uses the remembered words.
     EXPECT_EQ(TokensOf(tokenizer_, row.text), row.tokens) << absl::CEscape(row.text);
   }
 }
@@ -71,7 +72,7 @@ TEST_P(SentencePiece, DecodesToTheTextBehindTheSpaceThatWasAdded) {
   }
 }
 
-// Lengths in the normalized text, which keeps U+2581 where it was.
+// The lengths count the normalized text, which keeps the text's own U+2581.
 TEST_P(SentencePiece, LengthsOfTokensAddUpToTheText) {
   for (const Row& row : Expected()) {
     std::string normalized;
@@ -86,8 +87,8 @@ TEST_P(SentencePiece, LengthsOfTokensAddUpToTheText) {
   }
 }
 
-// Text that is cut anywhere: either the words of the beginning equal those of the whole, or more
-// text is asked for.
+// Text may be cut anywhere. The words of the beginning equal those of the whole, or the tokenizer
+// asks for more text.
 TEST_P(SentencePiece, WordsOfTextThatIsNotComplete) {
   std::string text;
   const auto encoder = tokenizer_.of_file()->MakeEncoder(Specials::kAreText);
@@ -134,7 +135,7 @@ TEST(SentencePieceTokenizer, ControlTokensAreTextUnlessAskedFor) {
     expected.insert(expected.end(), {2, 1});
     for (const int32_t token : TokensOf(tokenizer, "of")) expected.push_back(token);
     EXPECT_EQ(TokensOf(tokenizer, text, Specials::kAreTokensAndSpaced), expected);
-    // Else only the whole text has a space, and this one begins with a token.
+    // Otherwise only the whole text has a space, and this text begins with a token.
     const std::vector<int32_t> plain = TokensOf(tokenizer, text, Specials::kAreTokens);
     EXPECT_EQ(tokenizer.Decode(plain), "the ringof");
     EXPECT_EQ(plain == expected, name == "gemma");
@@ -170,7 +171,7 @@ TEST(SentencePieceTokenizer, WhatChangesTextIsRefusedByName) {
   }
 }
 
-// Cut off anywhere, or with a byte changed: a tokenizer or an error, never a crash.
+// A file that is cut anywhere, or has a changed byte, gives a tokenizer or an error.
 TEST(SentencePieceTokenizer, DamagedFiles) {
   const std::string model = ModelFile("llama");
   for (const std::string& text : {std::string(), std::string("x"), std::string(100, '\xff')}) {

@@ -44,7 +44,8 @@ T At(const std::string& bytes, size_t offset) {
   return value;
 }
 
-// Division of polynomials over GF(2), bit by bit from the top: CRC-32C by its definition.
+// Computes CRC-32C by its definition, the division of polynomials over GF(2), bit by bit from the
+// top.
 uint32_t Crc32cByDivision(const std::string& bytes) {
   uint32_t remainder = 0xffffffff;
   for (const char c : bytes) {
@@ -63,7 +64,7 @@ uint32_t Masked(const std::string& bytes) {
   return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-// The fields of a message, as bytes; varints as their bytes.
+// Returns the fields of a message as bytes, also of varints.
 std::multimap<int, std::string> Fields(const std::string& message) {
   std::multimap<int, std::string> fields;
   size_t i = 0;
@@ -105,7 +106,7 @@ std::multimap<int, std::string> Fields(const std::string& message) {
   return fields;
 }
 
-// The events of a file whose checksums are right.
+// Returns the events of a file, and expects right checksums.
 std::vector<std::multimap<int, std::string>> Events(const std::string& file) {
   std::vector<std::multimap<int, std::string>> events;
   for (size_t i = 0; i < file.size();) {
@@ -125,7 +126,7 @@ std::string Only(const std::multimap<int, std::string>& fields, int number) {
   return fields.count(number) == 0 ? "" : fields.find(number)->second;
 }
 
-// Tag to value of a summary.
+// Returns the values of a summary by tag.
 std::map<std::string, float> Scalars(const std::multimap<int, std::string>& event) {
   std::map<std::string, float> scalars;
   const auto values = Fields(Only(event, 5));
@@ -148,7 +149,7 @@ StepMetrics Row(int64_t step) {
   return row;
 }
 
-// RFC 3720, appendix B.4.
+// RFC 3720, appendix B.4, publishes the values.
 TEST(Crc32c, ByDivisionIsThePublishedOne) {
   EXPECT_EQ(Crc32cByDivision(std::string(32, '\0')), 0x8a9136aau);
   EXPECT_EQ(Crc32cByDivision(std::string(32, '\xff')), 0x62a8ab43u);
@@ -169,7 +170,7 @@ TEST(TensorBoard, StepsAreScalars) {
   const std::string path = OnlyFile(folder);
   EXPECT_TRUE(absl::StrContains(path, "/events.out.tfevents.")) << path;
   const std::string file = Read(path);  // while the log is still open
-  // What every event file of TensorFlow begins with: a record of 24 bytes, and their checksum.
+  // Every event file of TensorFlow begins with a record of 24 bytes and their checksum.
   EXPECT_EQ(file.substr(0, 12), std::string("\x18\0\0\0\0\0\0\0\xa3\x7fK\"", 12));
   const auto events = Events(file);
   ASSERT_EQ(events.size(), 6u);
@@ -191,7 +192,7 @@ TEST(TensorBoard, StepsAreScalars) {
   EXPECT_EQ(Only(events[5], 2), "301");
 }
 
-// TensorBoard drops what earlier files have from the step on at which a session starts.
+// From the step at which a session starts, TensorBoard drops the events of earlier files.
 TEST(TensorBoard, AResumedRunStartsASession) {
   const std::string folder = FreshFolder("resumed");
   ASSERT_TRUE(TensorBoardLog::Create(folder, 200).ok());

@@ -1,4 +1,4 @@
-// Texts that are encoded in pieces, by several threads, against a plain reading of the whole text.
+// Compares texts that several threads encode in pieces with a plain reading of the whole text.
 #include "train/data/text_encoder.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ bool Blank(absl::string_view text) {
   return text.find_first_not_of(" \t\r\n") == absl::string_view::npos;
 }
 
-// Documents of a single text, line by line; each reaches to the next.
+// Returns the documents of a single text, line by line. Each reaches to the next.
 std::vector<std::string> Documents(const std::string& text) {
   std::vector<std::string> documents(1);
   bool after_blank = false;
@@ -123,8 +123,8 @@ class TextEncoderTest : public testing::Test {
   std::string folder_;
 };
 
-// Short texts of characters of one to four bytes and all kinds of blank lines, cut everywhere; some
-// are not UTF-8.
+// Short texts have characters of one to four bytes and all kinds of blank lines. They are cut
+// everywhere, and some are not UTF-8.
 TEST_F(TextEncoderTest, PiecesMakeTheWhole) {
   const ScopedThreadPool pool(3);
   std::mt19937 random(1);
@@ -164,7 +164,7 @@ TEST_F(TextEncoderTest, PiecesMakeTheWhole) {
       ASSERT_EQ(encoded.ok(), expected.ok()) << encoded.status() << "\n" << expected.status();
       if (!expected.ok()) {
         ++refused;
-        // Which byte of which file: the first of the first bad file.
+        // The error names the first bad byte of the first bad file.
         for (size_t i = 0; i < parts.size(); ++i) {
           for (size_t j = 0; j < parts[i].size(); ++j) {
             const absl::Status status = Tokenizer::Char({parts[i][j]}, false).status();

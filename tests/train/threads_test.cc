@@ -1,4 +1,4 @@
-// The number of threads changes no bit of a run on the CPU, nor of one that is resumed with another
+// The number of threads changes no bit of a run on the CPU, also if the run is resumed with another
 // number.
 #include <gtest/gtest.h>
 
@@ -20,8 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a run leaves: its losses and gradient norms, and the bytes of its checkpoint's tensors,
-// which follow a header that begins with its own length.
+// A run's losses and gradient norms, and the bytes of its checkpoint's tensors. They follow a
+// header that begins with its own length.
 struct Outcome {
   std::vector<double> numbers;
   std::string tensors;
@@ -38,8 +38,8 @@ class ThreadsTest : public testing::TestWithParam<const char*> {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  // A KV head that threads share, several chunks of queries, GEMMs and elementwise loops that are
-  // split.
+  // Threads share a KV head. There are several chunks of queries, and GEMMs and elementwise loops
+  // are split.
   TrainConfig Options(const std::string& out, int64_t threads, int64_t steps) const {
     TrainConfig options = SmallTraining(folder_, out, DeviceType::kCpu);
     options.model = absl::StrCat(R"({"family": ")", GetParam(),

@@ -59,7 +59,7 @@ std::vector<int32_t> All(const TokenSpan& span) {
   return tokens;
 }
 
-// What the trainer reads are the documents in order, each after an end-of-text token.
+// The trainer reads the documents in order, each after an end-of-text token.
 TEST_F(TokenizeTest, AFolderOfTexts) {
   const std::vector<std::string> texts = {"The first one.\n", "", "A ring of ranks's <|endoftext|>",
                                           "The last\xFF"};
@@ -89,7 +89,7 @@ TEST_F(TokenizeTest, AFolderOfTexts) {
   std::vector<int64_t> found;
   ASSERT_TRUE(data->train.corpus->DocumentStarts(0, data->train.size(), &found).ok());
   EXPECT_EQ(found, starts);
-  // The folder is a tokenizer, too.
+  // The folder is also a tokenizer.
   const absl::StatusOr<Tokenizer> beside = Tokenizer::Load(config_.out);
   ASSERT_TRUE(beside.ok()) << beside.status();
   const auto with_text = LoadShards("train_*.bin", &*beside);
@@ -102,7 +102,7 @@ TEST_F(TokenizeTest, AFolderOfTexts) {
                                 "was made with a vocabulary of 404"));
 }
 
-// More than 65,536 tokens: 32 bits each, as llm.c has them for Llama 3.
+// More than 65,536 tokens take 32 bits each, as in llm.c for Llama 3.
 TEST_F(TokenizeTest, LargeVocabularies) {
   nlohmann::json json = nlohmann::json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
   for (int id = 404; id < 70000; ++id) {
@@ -127,7 +127,7 @@ TEST_F(TokenizeTest, LargeVocabularies) {
   EXPECT_EQ(tokens[0], 401);
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), 69999), 1);
 
-  // The texts, encoded by the trainer.
+  // The trainer encodes the texts.
   const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(config_.tokenizer);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto text =
@@ -153,13 +153,13 @@ TEST_F(TokenizeTest, DocumentsForValidation) {
   EXPECT_EQ(tokenizer.Decode(All(data->train)), "<|endoftext|>document 0");
 }
 
-// Shards of documents, the same files read by the trainer, and the same lines of JSON: packed, the
-// targets are the documents' tokens and an end behind each.
+// The data are shards of documents, the same files, and the same lines of JSON. With packing, the
+// targets are the documents' tokens and an end after each.
 TEST_F(TokenizeTest, TheEndOfADocumentIsLearnedFromShardsFoldersAndLines) {
   const std::vector<std::string> texts = {"The first one.", "A ring of ranks", "x", "The last"};
   const Tokenizer tokenizer = LoadFixture("tiny");
   std::string lines;
-  std::vector<int32_t> learned;  // of the second to the last document but one
+  std::vector<int32_t> learned;  // tokens of the second to the last document but one
   for (size_t i = 0; i < texts.size(); ++i) {
     Write("data/" + std::to_string(i), texts[i]);
     lines += nlohmann::json{{"text", texts[i]}}.dump() + "\n";
@@ -195,7 +195,7 @@ TEST_F(TokenizeTest, TheEndOfADocumentIsLearnedFromShardsFoldersAndLines) {
   EXPECT_EQ(targets(config_.data, &tokenizer), targets(folder_ + "/lines.jsonl", &tokenizer));
 }
 
-// BOS, the text, the end; documents begin at BOS then. Where one token is both, it is there once.
+// A document is BOS, the text and the end, and begins at BOS. If one token is both, it comes once.
 TEST_F(TokenizeTest, WhatTheTokenizerPutsBeforeATextByAnOption) {
   nlohmann::json json = nlohmann::json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
   const Tokenizer tokenizer = LoadFixture("tiny");
@@ -253,7 +253,7 @@ TEST_F(TokenizeTest, NothingIsLeftOfWhatFails) {
   Write("data/a.jsonl", "{\"text\": \"a\"}\n");
   ASSERT_TRUE(TokenizeToShards(config_).ok());
   EXPECT_EQ(FilesOf(config_.out), (std::vector<std::string>{"tokenizer.json", "train_000000.bin"}));
-  // What is there stays.
+  // An existing folder stays.
   EXPECT_EQ(TokenizeToShards(config_).status().code(), absl::StatusCode::kAlreadyExists);
   config_.out += "2";
   Write("data/b", "text");

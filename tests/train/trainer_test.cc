@@ -35,7 +35,8 @@ class TrainerTest : public testing::Test {
  protected:
   void SetUp() override {
     folder_ = FreshTestFolder();
-    std::ofstream text(folder_ + "/text.txt");  // some 60 sequences: steps see it more than once
+    // Some 60 sequences, so steps see the text more than once.
+    std::ofstream text(folder_ + "/text.txt");
     for (int i = 0; i < 120; ++i) {
       text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
     }
@@ -52,7 +53,7 @@ class TrainerTest : public testing::Test {
     return options;
   }
 
-  // The rows of a trainer that waits for every step, and evaluates where Train does.
+  // Returns the rows of a trainer that waits for every step, and evaluates where Train does.
   static std::vector<StepMetrics> OneAtATime(const TrainConfig& options) {
     std::vector<StepMetrics> rows;
     EXPECT_EQ(WithTrainer(options,
@@ -135,7 +136,7 @@ TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
   TrainConfig options = Options("times");
   options.seqlen = 64;
   options.steps = 20;
-  if (kTestDevice == DeviceType::kCuda) {  // enough work that the host is far ahead of the device
+  if (kTestDevice == DeviceType::kCuda) {  // enough work to keep the host far ahead of the device
     options.model = "d12";
     options.seqlen = 512;
     options.batch = 32;
@@ -144,7 +145,7 @@ TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
   double wall_ms = 0;
   EXPECT_EQ(WithTrainer(options,
                         [&](Trainer& trainer) -> absl::Status {
-                          // A warm-up: fresh memory, kernels to be loaded.
+                          // The warm-up takes new memory and loads kernels.
                           BURST_RETURN_IF_ERROR(trainer.Step(0).status());
                           const auto start = std::chrono::steady_clock::now();
                           for (int64_t step = 1; step < options.steps; ++step) {
@@ -163,14 +164,14 @@ TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
   EXPECT_LE(sum,
             kTestDevice == DeviceType::kCuda ? 1.01 * wall_ms : wall_ms);  // two clocks, or one
   EXPECT_GE(sum, 0.9 * wall_ms);
-  if (kTestDevice == DeviceType::kCpu) return;  // where steps differ by what else the cores do
+  if (kTestDevice == DeviceType::kCpu) return;  // on the CPU, other work makes steps differ
   const double last = step_ms.back();
   std::nth_element(step_ms.begin(), step_ms.begin() + step_ms.size() / 2, step_ms.end());
   const double median = step_ms[step_ms.size() / 2];
   EXPECT_NEAR(last, median, 0.1 * median);
 }
 
-// A run in two parts sees the batches, and takes the steps, of one in one go.
+// A run in two parts sees the batches and takes the steps of an uninterrupted run.
 TEST_F(TrainerTest, ResumesWhereItStopped) {
   for (const bool changed_scores : {false, true}) {
     TrainConfig options = Options(absl::StrCat("parts", changed_scores));
@@ -186,7 +187,7 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
     EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
     options.steps = 12;
     options.resume = true;
-    options.recompute = Recompute::kSelective;  // which changes nothing but time and memory
+    options.recompute = Recompute::kSelective;  // changes only time and memory
     EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
     TrainConfig whole = first;
     whole.out = Options(absl::StrCat("whole", changed_scores)).out;
@@ -221,7 +222,8 @@ TEST_F(TrainerTest, ChangedDataIsNotTheRuns) {
   write();
   EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
 
-  // Earlier checkpoints hold a number of samples of the data: the first of these, for this text.
+  // Earlier checkpoints hold a number that follows from samples of the data. This is the number for
+  // this text.
   const std::string path = CheckpointPath(options.out);
   CheckpointInfo info = *ReadCheckpointInfo(path);
   const auto model = *Transformer::Create(info.model, DType::kFloat32, /*seed=*/1);
@@ -265,7 +267,8 @@ TEST_F(TrainerTest, ChangedScoresInTrainingAndEvaluation) {
   EXPECT_NE(capped.second, plain.second);
 }
 
-// Three steps of two micro-batches; every rank's losses, gradients (reduced) and parameters.
+// Three steps have two micro-batches each. The test compares every rank's losses, reduced gradients
+// and parameters.
 TEST_F(TrainerTest, RecomputationTakesTheSameSteps) {
   const char* const models[] = {
       R"({"family":"llama","layers":2,"width":64,"heads":4,"kv_heads":2,"ffn":128,"dropout":0.2})",
@@ -329,7 +332,7 @@ TEST_F(TrainerTest, RecomputationTakesTheSameSteps) {
   EXPECT_GE(compared, 4);
 }
 
-// Five steps without an update end the run: not one more row, and none of the step behind them.
+// Five steps without an update end the run, without a row of the next step.
 TEST_F(TrainerTest, EndsAfterStepsThatAreNotFinite) {
   TrainConfig options = Options("diverging");
   options.lr = 1e30;

@@ -1,6 +1,6 @@
-// Ranks that divide a model's state (--zero) train as those that do not, in less memory. Results
-// have the same bits where sums have the same order, else they are equal to rounding. Their
-// checkpoints are equal. On the CPU and, compiled once more, on GPUs.
+// Tests ranks that divide a model's state (--zero). They train as ranks that do not, in less
+// memory. Results have the same bits if sums have the same order, and otherwise are equal to
+// rounding. Checkpoints are equal. The test runs on the CPU and, compiled once more, on GPUs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ constexpr char kTiedGpt2[] =
 // The results of a run.
 struct Results {
   std::vector<double> losses, norms;
-  // The masters of every parameter, by tensor parallel rank, put together from the ranks' pieces.
+  // The masters of every parameter for each tensor parallel rank, joined from the ranks' pieces.
   std::vector<std::vector<std::vector<float>>> weights;
 
   bool operator==(const Results& other) const {
@@ -106,7 +106,7 @@ class Zero : public testing::Test {
                       results.losses.push_back(row.loss);
                       results.norms.push_back(row.grad_norm);
                     }
-                    // Every rank has been in steps with rank 0.
+                    // Every rank has made its steps with rank 0.
                     EXPECT_EQ(sized, 1);
                     for (int i = 0; i < parameters.size(); ++i) {
                       const ParameterPiece piece =
@@ -124,7 +124,8 @@ class Zero : public testing::Test {
     return results;
   }
 
-  // Sums of some thousand products in another order (tests/integration/random_training_test.cc).
+  // The bound is for sums of some thousand products in another order
+  // (tests/integration/random_training_test.cc).
   static void ExpectEqualToRounding(const Results& results, const Results& expected) {
     ASSERT_EQ(results.losses.size(), expected.losses.size());
     for (size_t i = 0; i < results.losses.size(); ++i) {
@@ -189,8 +190,8 @@ TEST_F(Zero, EveryStageTakesTheSameSteps) {
   }
 }
 
-// Two ranks' sums have one order. The norm, which the stages 2 and 3 add up otherwise, is out of
-// it.
+// Two ranks' sums have one order. The norm is left out, because stages 2 and 3 add it up in another
+// order.
 TEST_F(Zero, TwoRanksHaveTheSameBitsInEveryStage) {
   if (kTestDevice == DeviceType::kCuda && CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
   for (const int64_t dp : {1, 2}) {
@@ -228,11 +229,11 @@ TEST_F(Zero, AnOffloadedOptimizerTakesTheSameSteps) {
 
 // ---- Memory.
 
-// A rank's memory: what it holds once it is ready, and the most that it uses in two steps. The
-// CPU's memory belongs to all ranks, so it is their mean.
+// A rank's memory once it is ready, and the most that it uses in two steps. The CPU's memory
+// belongs to all ranks, so it is their mean.
 struct Memory {
   double kept = 0, peak = 0, parameters = 0;
-  double told = 0;  // what ParameterList says that is kept
+  double told = 0;  // the kept bytes, according to ParameterList
 };
 
 Memory MemoryOf(TrainConfig options, int64_t zero) {
@@ -265,7 +266,7 @@ Memory MemoryOf(TrainConfig options, int64_t zero) {
   return memory;
 }
 
-// Bytes of a parameter that is whole and of one that is divided, by stage.
+// The bytes of a whole parameter and of a divided one, by stage.
 struct Bytes {
   double whole, divided;
 };
@@ -305,9 +306,9 @@ TEST_F(Zero, MemoryFallsAsTheFormulaSays) {
                   memory.parameters * (bytes[zero].whole + bytes[zero].divided / ranks),
                   1e-3 * whole.kept)
           << zero;
-      // A backward holds the gradients of two layers, one of them on its way to ranks that on the
-      // CPU hold as many pieces as there are ranks. It also holds values of a layer, the next and
-      // the last. The rest of a step's memory is at least a rank's share of what is measured, as
+      // A backward holds the gradients of two layers. One of them is on its way to ranks, which on
+      // the CPU hold one piece for each rank. It also holds values of a layer, the next and the
+      // last. The rest of a step's memory is at least a rank's share of the measured one, because
       // peaks may coincide or not.
       const double gradients = 4 * 3 * layer, values = (cuda ? 2 : 4) * 3 * layer;
       const double in_flight = zero == 1 ? 0 : zero == 2 ? gradients : gradients + values;
@@ -323,7 +324,7 @@ TEST_F(Zero, MemoryFallsAsTheFormulaSays) {
 
 // ---- Checkpoints.
 
-// Names and bytes of what a checkpoint holds.
+// Returns the names and values of a checkpoint's tensors.
 std::vector<std::pair<std::string, std::vector<float>>> TensorsOf(const std::string& path) {
   std::vector<std::pair<std::string, std::vector<float>>> tensors;
   const auto file = SafetensorsFile::Open(path);
@@ -337,7 +338,7 @@ std::vector<std::pair<std::string, std::vector<float>>> TensorsOf(const std::str
   return tensors;
 }
 
-// Masters and moments, from a file or a set.
+// Returns masters and moments, from a file or a set.
 std::vector<std::vector<float>> StateOf(const std::string& path) {
   EXPECT_EQ(VerifyCheckpoint(path).status(), absl::OkStatus());
   const CheckpointInfo info = *ReadCheckpointInfo(path);
@@ -382,7 +383,7 @@ TEST_F(Zero, AnOffloadedOptimizerIsSavedBeforeTheNextUpdate) {
     const std::string here = absl::StrCat("here", dp), away = absl::StrCat("away", dp);
     run(here, Offload::kNone, 5, false);
     run(away, Offload::kOptimizer, 3, false);
-    run(away, Offload::kOptimizer, 5, true);  // resumed
+    run(away, Offload::kOptimizer, 5, true);  // the run is resumed
     for (int step = 1; step <= 5; ++step) {
       const std::string name = step == 5 ? "/checkpoint.safetensors"
                                          : absl::StrCat("/checkpoint-", step, ".safetensors");
@@ -436,12 +437,13 @@ TEST_F(Zero, ACheckpointIsTheSameWhoeverWritesIt) {
   }
 }
 
-// Stage, ranks that divide the state or, in stage 0, have the same, and tensor parallel ranks.
+// A division is the stage, the ranks that divide the state (or in stage 0 have the same one), and
+// the tensor parallel ranks.
 struct Division {
   int stage, ranks, parts;
 };
 
-// Calls body(model, optimizer, its rank of `ranks`, the group, world) on ranks that load `path`.
+// Calls body(model, optimizer, rank of `ranks`, group, world) on ranks that load `path`.
 template <typename Body>
 absl::Status OnRanksThatLoad(const std::string& path, const ModelConfig& model, const Division& d,
                              const Body& body) {
@@ -533,13 +535,13 @@ TEST_F(Zero, ASetIsTheSameWhoeverWritesAndReadsIt) {
   }
 }
 
-// A run in three parts, each in another stage on other ranks.
+// The run has three parts, each in another stage on other ranks.
 TEST_F(Zero, ResumesInAnyStageOnAnyRanks) {
   TrainConfig options = Options();
   options.schedule = LrShape::kConstant;
   options.eval_every = 6;
   options.eval_batches = 0;
-  options.seqlen = 47;  // 13 sequences of validation: the last batch is one, for several groups
+  options.seqlen = 47;  // 13 sequences of validation, so the last batch has one for several groups
   const int max_ranks = kTestDevice == DeviceType::kCuda ? CudaDeviceCount() : 4;
   const auto losses = [&](const std::string& out) {
     const auto log = MetricsLog::Open(out + "/metrics.jsonl", 100);

@@ -1,4 +1,4 @@
-// The ops that consist of GEMMs, as ops_test.cc the others.
+// Tests the ops that consist of GEMMs. ops_test.cc tests the others.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -40,7 +40,7 @@ TEST(Linear, InputOverSeveralTrailingAxes) {
                  [&](Tape& tape) -> std::vector<Variable> { return {Linear(tape, x, weight)}; });
 }
 
-TEST(Linear, SharedResidualAndInput) {  // x + W x: both contributions reach x
+TEST(Linear, SharedResidualAndInput) {  // x + W x, so both contributions reach x
   const Variable x = Leaf(RandomTensor({3, 4}, 1)), weight = Leaf(RandomTensor({4, 4}, 2));
   CheckGradients({{"x", x}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
     const Variable h = Add(tape, x, x);
@@ -57,7 +57,7 @@ TEST(Linear, GradientsAddUpOverUses) {
 }
 
 TEST(Linear, FloatAgreesWithDouble) {
-  // Dot products of at most 200 terms: error below length * eps of their size.
+  // Dot products have at most 200 terms. Their error is below length * eps of their size.
   ExpectFloatAgrees(
       {RandomTensor({200, 96}, 1), RandomTensor({130, 96}, 2), RandomTensor({130}, 3)},
       [](Tape& tape, const std::vector<Variable>& in) { return Linear(tape, in[0], in[1], in[2]); },
@@ -127,7 +127,7 @@ TEST(CrossEntropy, UniformLogitsGiveLogVocab) {
 }
 
 TEST(CrossEntropy, LargeLogits) {
-  // Logits (0, 1e4, -1e4): the losses are 1e4, 0 and 2e4, and nothing overflows.
+  // Logits are (0, 1e4, -1e4). The losses are 1e4, 0 and 2e4, and nothing overflows.
   const Variable x = Leaf(Tensor::FromVector<float>({1, 1, 1}, {3, 1}));
   const Variable weight = Leaf(Tensor::FromVector<float>({0, 1e4f, -1e4f}, {3, 1}));
   const Tensor targets = Ints({0, 1, 2}, {3});

@@ -1,4 +1,4 @@
-// Linear in float8 on a GPU against products in double.
+// Compares linear layers in float8 on a GPU with products in double.
 //
 // The test rounds x, W and dy to float8 itself, with the scales that ops.h promises, and multiplies
 // them in double. The GPU may differ from that by its sums alone. A tensor core's instruction
@@ -23,9 +23,10 @@ namespace {
 
 using Values = std::vector<double>;
 
-constexpr double kRounding = 0x1p-8;  // of a result in bfloat16
+constexpr double kRounding = 0x1p-8;  // the rounding of a result in bfloat16
 
-// A float8 format: bits of mantissa, exponent of the smallest normal number, largest number.
+// A float8 format has bits of mantissa, the exponent of the smallest normal number, and the largest
+// number.
 struct Format {
   int mantissa;
   int least_exponent;
@@ -43,7 +44,7 @@ double RoundTo(const Format& format, double value) {
   return std::clamp(rounded, -format.largest, format.largest);
 }
 
-// The values as float8 numbers times their scale, the smallest power of two that fits them.
+// Returns the values as float8 numbers times their scale, the smallest power of two that fits them.
 Values Rounded(const Format& format, const Values& values) {
   double amax = 0;
   for (const double value : values) amax = std::max(amax, std::abs(value));
@@ -78,7 +79,8 @@ Product Multiply(int64_t m, int64_t k, int64_t n, const A& a, const B& b) {
   return p;
 }
 
-// added: what the GEMM adds to its products, and its largest magnitude.
+// Compares a result with its products. `added` is what the GEMM adds to its products, and its
+// largest magnitude.
 void ExpectClose(const Tensor& actual, const Product& expected, int64_t k, const Product& added,
                  double rounding, const char* what) {
   const Values values = actual.ToVector<double>();

@@ -1,5 +1,5 @@
-// GEMMs by cuBLASLt: every orientation, dtype and epilogue against loops in double over the very
-// numbers that the GPU saw.
+// Tests GEMMs by cuBLASLt. Every orientation, dtype and epilogue is compared with loops in double
+// over the numbers that the GPU saw.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,14 +15,14 @@ namespace {
 
 using Values = std::vector<double>;
 
-// Half an ulp: the error of rounding to the dtype, relative.
+// Returns half an ulp, the relative error of rounding to the dtype.
 double Rounding(DType dtype) {
   if (dtype == DType::kBFloat16) return 0x1p-8;
   return dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
 }
 
 // A random matrix on the GPU in memory whose rows are `pad` elements longer, and its values [rows,
-// cols]. `transposed`: stored as its transpose.
+// cols]. If `transposed`, it is stored as its transpose.
 struct TestMatrix {
   TestMatrix(int64_t rows, int64_t cols, bool transposed, int64_t pad, DType dtype, uint64_t seed) {
     const int64_t r = transposed ? cols : rows, c = transposed ? rows : cols;
@@ -52,9 +52,9 @@ Values Gemm(const TestMatrix& a, const TestMatrix& b) {
   return c;
 }
 
-// |actual - expected| is within two roundings to the result's dtype: of the GEMM, and of its sum
-// with the addend. Sums of `terms` terms of order one in the accumulator come on top; their sum of
-// magnitudes is about `terms`.
+// Expects that |actual - expected| is within two roundings to the result's dtype: of the GEMM, and
+// of its sum with the addend. The accumulator's sums of `terms` terms of order one add to that.
+// Their sum of magnitudes is about `terms`.
 void ExpectClose(const Values& actual, const Values& expected, const Values& gemm, DType result,
                  DType accumulator, int64_t terms) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -150,7 +150,7 @@ TEST(CudaMatMulEpilogues, GeluForwardAndBackward) {
   for (int64_t i = 0; i < kM * kN; ++i) expected[i] += bias.values[i % kN];
   ExpectClose(pre.memory.ToVector<double>(), expected, expected, kBf16, DType::kFloat32, kK + 1);
   for (double& v : expected) v = Gelu(v);
-  // The tanh of the hardware is good to about 2^-11.
+  // The hardware's tanh has an error of about 2^-11.
   const Values actual = y.memory.ToVector<double>();
   for (size_t i = 0; i < actual.size(); ++i) {
     ASSERT_NEAR(actual[i], expected[i], 0x1p-7 * std::abs(expected[i]) + 0x1p-9);
@@ -166,8 +166,8 @@ TEST(CudaMatMulEpilogues, GeluForwardAndBackward) {
   expected = Gemm(dy, down);
   const Values saved = pre.memory.ToVector<double>(), gradient = dpre.memory.ToVector<double>();
   for (int64_t i = 0; i < kM * kN; ++i) {
-    // Rounding of the result (the derivative is at most 1.13), and the tanh of the hardware, which
-    // the derivative multiplies by at most 4.
+    // The error is the rounding of the result, whose derivative is at most 1.13, and the hardware's
+    // tanh, which the derivative multiplies by at most 4.
     const double tolerance = (0x1p-7 + 0x1p-9) * std::abs(expected[i]) + 0x1p-9;
     ASSERT_NEAR(gradient[i], expected[i] * GeluDerivative(saved[i]), tolerance) << i;
   }

@@ -1,4 +1,4 @@
-// GEMMs on the CPU: every orientation against a naive loop.
+// Compares GEMMs on the CPU with a naive loop, in every orientation.
 #include "model/ops/matmul.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ TEST_P(MatMulTest, EqualsNaive) {
     for (const bool transpose_a : {false, true}) {
       for (const bool transpose_b : {false, true}) {
         for (const Into into : {Into::kAssign, Into::kAccumulate}) {
-          const int64_t pad = 3;  // rows further apart than they are long
+          const int64_t pad = 3;  // elements between rows
           const int64_t a_rows = transpose_a ? size.k : size.m;
           const int64_t a_cols = transpose_a ? size.m : size.k;
           const int64_t b_rows = transpose_b ? size.n : size.k;
@@ -77,7 +77,7 @@ TEST_P(MatMulTest, EqualsNaive) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, MatMulTest, testing::Values(1, 2, 3));
 
-// Sizes around the panels of Eigen's kernel, and those of models.
+// The sizes are around the panels of Eigen's kernel, and those of models.
 template <typename T>
 void ExpectSameBitsForAnyNumberOfThreads() {
   struct Size {

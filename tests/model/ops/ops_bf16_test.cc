@@ -1,10 +1,11 @@
-// The memory-bound ops on a GPU in bfloat16, in float32 against the CPU, and in every run alike.
+// Tests the memory-bound ops on a GPU in bfloat16, compared with the CPU in float32. Every run
+// gives the same bits.
 //
-// bfloat16 keeps 8 bits: rounding to it errs by at most u = 2^-8 relative. The ops compute in float
-// from bfloat16 inputs and round once, so their results lie within u |y|, plus float's own error,
-// of the exact ones; so do the gradients of activations. A gradient that is added to another one in
-// passing is rounded once, too. Gradients of parameters are summed in float: no rounding to
-// bfloat16 at all.
+// bfloat16 keeps 8 bits, so rounding to it has a relative error of at most u = 2^-8. The ops
+// compute in float from bfloat16 inputs and round once. So their results lie within u |y|, plus
+// float's own error, of the exact ones. So do the gradients of activations. A gradient that is
+// added to another one is also rounded once. Gradients of parameters are summed in float and not
+// rounded to bfloat16.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,14 +35,14 @@ struct Input {
   double scale = 1;
 };
 
-// Makes y from the inputs; `device` is where they are.
+// Makes y from the inputs, which are on `device`.
 using Op = std::function<Variable(Tape&, const std::vector<Variable>&, DeviceType device)>;
 
 struct Case {
   std::string name;
   std::vector<Input> inputs;
   Op op;
-  // Terms in the longest sum of floats, each of which may round once.
+  // The terms in the longest sum of floats. Each may round once.
   double terms = 1;
   // The backward adds to the gradient that the input has already.
   bool in_passing = false;
@@ -51,7 +52,7 @@ struct Results {
   std::vector<Values> arrays;  // y, then the gradients of the inputs
 };
 
-// y and gradients in `dtype`, from inputs that are representable in bfloat16.
+// Computes y and gradients in `dtype`, from inputs that bfloat16 can represent.
 Results Evaluate(const Case& c, DType dtype, DeviceType device) {
   std::vector<Variable> inputs;
   std::vector<Tensor> before;
@@ -90,8 +91,8 @@ Tensor Ids(int64_t n, int64_t below, const Shape& shape, DeviceType device) {
   return Tensor::FromVector(ids, shape, device);
 }
 
-// Every op at widths that take each path: vectors by one and by several warps, two vectors a
-// thread, rows too wide for registers, and rows that do not fit vectors.
+// Returns every op at widths that take each path. The paths are vectors by one and by several
+// warps, two vectors a thread, rows too wide for registers, and rows that do not fit vectors.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t width : {int64_t{40}, int64_t{768}, int64_t{2048}, int64_t{4096},
@@ -199,8 +200,8 @@ void ExpectWithin(const Results& actual, const Results& expected, const Case& c,
   }
 }
 
-// Roundings of float in sums of up to `terms` terms of about the largest element's size, in any
-// order; the kernels for bfloat16 use exponentials good to 2^-21.
+// Returns float's roundings in sums of up to `terms` terms of about the largest element's size, in
+// any order. The kernels for bfloat16 use exponentials with an error of 2^-21.
 double FloatError(const Case& c) { return 0x1p-21 * (8 + std::sqrt(c.terms)); }
 
 TEST_P(OpsOnGpu, BFloat16IsRoundedOnce) {
@@ -280,7 +281,7 @@ TEST(OpsOnGpuEdges, DropoutMasksAreThoseOfTheCpu) {
   }
 }
 
-// Parameters are views into flat buffers: rows may begin anywhere.
+// Parameters are views into flat buffers, so rows may begin anywhere.
 TEST(OpsOnGpuEdges, ParametersAtAnyAddress) {
   const int64_t width = 768, rows = 64;
   const Tensor flat = RandomTensor({width + 1}, 1).To(DType::kBFloat16).To(DeviceType::kCuda);
@@ -299,8 +300,8 @@ TEST(OpsOnGpuEdges, ParametersAtAnyAddress) {
     const std::vector<float> grad = w.grad().ToVector<float>();
     results.back().insert(results.back().end(), grad.begin(), grad.end());
   }
-  // The sums are taken in another order: the statistic may differ in its last bits, and a result
-  // that lies at a bound round the other way.
+  // The sums have another order. So the statistic may differ in its last bits, and a result between
+  // two numbers may round the other way.
   for (size_t i = 0; i < results[0].size(); ++i) {
     ASSERT_NEAR(results[0][i], results[1][i], 2 * kRounding * std::abs(results[1][i]) + 1e-4);
   }

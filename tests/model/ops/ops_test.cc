@@ -1,6 +1,6 @@
-// Every op without GEMMs (those: dense_ops_test.cc), on the CPU and, compiled once more,
-// on a GPU: values against a naive loop in double, gradients against finite differences, float
-// against double. For bfloat16 see ops_bf16_test.cc.
+// Tests every op without GEMMs on the CPU and, compiled once more, on a GPU. Values are compared
+// with a naive loop in double, gradients with finite differences, and float with double.
+// dense_ops_test.cc has the ops with GEMMs, and ops_bf16_test.cc has bfloat16.
 #include "model/ops/ops.h"
 
 #include <gtest/gtest.h>
@@ -21,11 +21,11 @@ namespace {
 
 // --- normalization ---------------------------------------------------------------------------
 
-// Widths that a GPU reads element by element, in vectors by one warp and by several.
+// The widths are those that a GPU reads element by element, in vectors by one warp, and by several.
 class NormalizationTest : public testing::TestWithParam<int> {};
 
 TEST_P(NormalizationTest, RmsNormValuesAndGradients) {
-  // More rows than one block of the weight's sum takes.
+  // There are more rows than one block of the weight's sum takes.
   const int64_t width = GetParam(), rows = (1200 / width + 2) / 2 * 2;
   const Variable x = Leaf(RandomTensor({2, rows / 2, width}, 1, 2.0));
   const Variable weight = Leaf(RandomTensor({width}, 2));
@@ -98,7 +98,7 @@ TEST(Normalization, InputsWithoutGradient) {
 }
 
 TEST(Normalization, FloatAgreesWithDouble) {
-  // Sums over at most `width` or `rows` = 128 terms, a few times over.
+  // The error is a few sums over at most `width` or `rows` = 128 terms.
   ExpectFloatAgrees(
       {RandomTensor({128, 96}, 1), RandomTensor({96}, 2)},
       [](Tape& tape, const std::vector<Variable>& in) { return RmsNorm(tape, in[0], in[1], 1e-5); },
@@ -132,7 +132,7 @@ TEST(Normalization, SameBitsForAnyNumberOfThreads) {
 
 // --- rope -------------------------------------------------------------------------------------
 
-class RopeTest : public testing::TestWithParam<int> {};  // the channels of a head
+class RopeTest : public testing::TestWithParam<int> {};  // the parameter is a head's channels
 
 TEST_P(RopeTest, ValuesAndGradients) {
   const int64_t heads = 3, head_dim = GetParam();
@@ -165,8 +165,8 @@ TEST_P(RopeTest, ValuesAndGradients) {
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, RopeTest, testing::Values(6, 8));
 
-// Turns in 64 tokens of the six channels of a head of 12, theta 100: 64 / (2 pi) 100^(-i / 6),
-// which is 10.2, 4.7, 2.2, 1.02, 0.47, 0.22.
+// With theta 100, the six channel pairs of a head of 12 make 64 / (2 pi) 100^(-i / 6) turns in 64
+// tokens: 10.2, 4.7, 2.2, 1.02, 0.47 and 0.22.
 TEST(Rope, ScaledFrequencies) {
   RopeScaling scaling;
   scaling.factor = 8;
@@ -179,8 +179,8 @@ TEST(Rope, ScaledFrequencies) {
     return ratios;
   };
   EXPECT_EQ(ratios(RopeScaling::Kind::kLinear), Values(6, 0.125));
-  // llama3 keeps what turns 4 times, divides what turns once; channel 3 turns 1.0186 times, which
-  // is (1.0186 - 1) / 3 = 0.0062 of the way.
+  // llama3 keeps channels that turn 4 times, and divides those that turn once. Channel 3 turns
+  // 1.0186 times, which is (1.0186 - 1) / 3 = 0.0062 of the way.
   const Values llama = ratios(RopeScaling::Kind::kLlama3);
   EXPECT_EQ(llama[0], 1);
   EXPECT_EQ(llama[1], 1);
@@ -188,7 +188,8 @@ TEST(Rope, ScaledFrequencies) {
   EXPECT_NEAR(llama[3], 0.125 + 0.875 * 0.00620, 1e-4);
   EXPECT_EQ(llama[4], 0.125);
   EXPECT_EQ(llama[5], 0.125);
-  // yarn: a channel before the first makes 32 turns, channel 3.02 makes 1 turn: a ramp from 0 to 4.
+  // With yarn, a channel before the first makes 32 turns, and channel 3.02 makes 1 turn. So the
+  // ramp goes from 0 to 4.
   const Values yarn = ratios(RopeScaling::Kind::kYarn);
   for (int i = 0; i < 6; ++i) {
     EXPECT_NEAR(yarn[i], std::max(0.125, 1 - 0.875 * i / 4), 1e-15) << i;
@@ -316,7 +317,7 @@ TEST(Activations, FiniteFarOut) {
 }
 
 TEST(Activations, FloatAgreesWithDouble) {
-  // exp to a few ulp, amplified at most by its argument (below 20 here).
+  // The error is a few ulp of exp, multiplied at most by its argument, which is below 20 here.
   ExpectFloatAgrees(
       {RandomTensor({3000}, 1, 3)},
       [](Tape& tape, const std::vector<Variable>& in) { return Gelu(tape, in[0]); }, 30 * kEps32);
@@ -327,7 +328,7 @@ TEST(Activations, FloatAgreesWithDouble) {
 
 // --- embedding, add -----------------------------------------------------------------------------
 
-// Rows that two results share get both gradients; a parameter's is in float32 where it is bfloat16.
+// Rows that two results share get both gradients. A bfloat16 parameter's gradient is in float32.
 TEST(SelectRows, ValuesAndGradients) {
   for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16}) {
     if (dtype == DType::kBFloat16 && kTestDevice == DeviceType::kCpu) continue;
@@ -392,7 +393,7 @@ TEST(Embedding, TokensAndPositions) {
                  });
 }
 
-// Ids with runs within, across and over many of the chunks that a GPU sums at once.
+// Ids have runs within, across and over many of the chunks that a GPU sums at once.
 TEST(Embedding, GradientIsTheSumOverEachIdsTokens) {
   const int64_t vocab = 40, tokens = 1500;
   for (const int64_t width : {3, 20}) {

@@ -1,4 +1,4 @@
-// Attention of another project: two ranks, threads of this process, share a sequence of four
+// Uses attention from another project. Two ranks, threads of this process, share a sequence of four
 // tokens. Every key is equal, so each token's output is the mean of the values up to it: 0, 1/2, 1,
 // 3/2.
 
