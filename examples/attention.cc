@@ -1,7 +1,7 @@
 // BurstAttention alone, without the trainer. Four ranks (threads of this process) have a quarter of
 // a sequence each and compute attention over all of it, forward and backward.
 //
-//   bazel run -c opt //examples:attention
+//   bazel run //examples:attention
 
 #include <cstdio>
 

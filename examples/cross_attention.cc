@@ -2,7 +2,7 @@
 // which attend to all of it. Four ranks (threads of this process) against one, forward and
 // backward; what goes around the ring is what has fewer bytes.
 //
-//   bazel run -c opt //examples:cross_attention
+//   bazel run //examples:cross_attention
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Linear attention over one rank and over four, threads of this process. Prints that the results
 // agree, and what the ranks send compared with a ring of keys.
 //
-//   bazel run -c opt //examples:linear_attention
+//   bazel run //examples:linear_attention
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // Runs the page: one sequence over four ranks, threads of this process, and over one rank.
 //
-//   bazel run -c opt //examples:ring_on_one_page
+//   bazel run //examples:ring_on_one_page
 
 #include <algorithm>
 #include <cmath>

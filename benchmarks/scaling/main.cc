@@ -1,4 +1,4 @@
-// bazel run -c opt //benchmarks:scaling: attention and whole models over rings of ranks, in tables.
+// bazel run //benchmarks:scaling: attention and whole models over rings of ranks, in tables.
 // benchmarks/README.md has a command for every experiment.
 #include <cstdio>
 #include <ctime>

@@ -326,7 +326,7 @@ std::string ScalingHelp() {
   ScalingConfig defaults;
   return Options(&defaults).Help(
       "Measures attention and whole models over ranks: by length, batch, ranks and strategy.\n\n"
-      "  bazel run -c opt //benchmarks:scaling -- --seqlens=2048,8192 --ranks=2,4\n\n"
+      "  bazel run //benchmarks:scaling -- --seqlens=2048,8192 --ranks=2,4\n\n"
       "Lists are separated by commas; every combination is a row.\n");
 }
 

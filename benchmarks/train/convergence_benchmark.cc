@@ -6,7 +6,7 @@
 // to 1e-4, beta2 0.99, dropout 0.2. nanoGPT reports 1.4697, the best of its evaluations.
 // Ours are over all of the validation data; seeds differ by about 0.01.
 //
-//   bazel run -c opt //benchmarks/train:convergence_benchmark --
+//   bazel run //benchmarks/train:convergence_benchmark --
 //   --data=/path/to/tinyshakespeare.txt
 //
 // Counters: val_loss after the last step, best_val_loss of an evaluation every 250; steps/s.

@@ -2,7 +2,7 @@
 // 1) / (v m). Stages are threads of one core each, at most as many as there are cores. The model's
 // stages take equally long.
 //
-//   bazel run -c opt //benchmarks/train:pipeline_benchmark
+//   bazel run //benchmarks/train:pipeline_benchmark
 //
 // Each row is the median of kSteps steps. On a machine that has other work it is too large: that
 // makes one stage slower for a moment, and others wait for it.

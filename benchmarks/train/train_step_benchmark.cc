@@ -1,7 +1,7 @@
 // A whole optimizer step (batch, forward, backward, all-reduce, clipping, AdamW) against this
 // machine's sgemm rate on the same threads in the same process.
 //
-//   bazel run -c opt //benchmarks/train:train_step_benchmark
+//   bazel run //benchmarks/train:train_step_benchmark
 //
 // Counters, all from the median time of whole steps (StepMetrics::step_ms; on a GPU the time
 // between the ends of two steps on the device):
