@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other before a call: whether their arguments are right and equal."""
+"""Ranks of a group tell each other before a call whether their arguments are right and equal."""
 
 import hashlib
 import json
@@ -11,14 +11,14 @@ from .scores import check_seed
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # burst_dtype
 OF_16_BITS = (torch.bfloat16, torch.float16)
-_NAMES = {"value_dim": "head_dim of v"}  # of arguments that are not the caller's
-# Each rank's message: 1 for an error, tokens of q and of k, the seed it drew, a digest of the rest.
+_NAMES = {"value_dim": "head_dim of v"}  # names of arguments that are not the caller's
+# A rank's message has 1 for an error, the tokens of q and of k, the seed it drew, and a digest of the rest.
 _MESSAGE = struct.Struct("<qqqQ32s")
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError}
 
 
 def check_tensors(q, k, v, cross):
-    """ValueError or TypeError, which names the tensor, unless attention takes these."""
+    """Raises a ValueError or TypeError that names the tensor, unless attention takes these tensors."""
     try:
         if (type(q) is type(k) is type(v) is torch.Tensor and
                 q.dtype == k.dtype == v.dtype and q.dtype in DTYPES and k.shape == v.shape and
@@ -86,7 +86,7 @@ def check_sinks(sinks, q):
 
 
 def _error_of(call, q, k, v, sinks, seed):
-    """(class, text) of what is wrong on this rank, or None."""
+    """Returns (class, text) of this rank's error, or None."""
     if call.error is not None:
         return call.error
     try:
@@ -104,8 +104,8 @@ def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
     """Checks this rank's arguments and compares them with the others'. An error of one rank is raised on
     all of them.
 
-    Returns the tokens of each rank, of cross-attention those of q, then those of k; and the seed of
-    dropout, which is rank 0's where the ranks have drawn theirs (`drawn`)."""
+    Returns the number of tokens of each rank, and the seed of dropout. Cross-attention has the tokens of q,
+    then those of k. If the ranks have drawn their seeds (`drawn`), it is rank 0's."""
     error = _error_of(call, q, k, v, sinks, seed)
     if ranks.size == 1:
         if error is not None:
@@ -135,7 +135,7 @@ def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
 def refuse(group, device, promised, error):
     """Raises an error that was found before a call, here and in the other ranks' next call.
 
-    promised: these may not ask, as seqlen= was given; then they learn that this rank gave up."""
+    promised: with seqlen= the other ranks may not ask. Then they learn that this rank gave up."""
     ranks = _ranks.ranks_of(_ranks.process_group(group), device)
     if ranks.size > 1:
         with ranks.device.lock:
@@ -148,7 +148,7 @@ def refuse(group, device, promised, error):
 
 
 def _compare(ranks, call, own, error, tensors, drawn, seed):
-    """The lengths and the seed, as agree(); collective."""
+    """Returns the lengths and the seed, as agree(). Collective."""
     if error is None:
         digest = hashlib.sha256(repr(own).encode() + call.digest()).digest()
         mine = _MESSAGE.pack(0, tensors[0].shape[1], tensors[1].shape[1], drawn or 0, digest)
@@ -164,7 +164,7 @@ def _compare(ranks, call, own, error, tensors, drawn, seed):
 
 
 def _explain(ranks, mine):
-    """Raises what is wrong, on all ranks; collective. Texts have any length, and none is cut."""
+    """Raises the error on all ranks. Collective. Texts have any length, and none is cut."""
     text = json.dumps(mine).encode()
     lengths = [int.from_bytes(length, "little")
                for length in ranks.exchange(len(text).to_bytes(8, "little"))]
@@ -186,7 +186,7 @@ def _explain(ranks, mine):
 
 
 def _first_difference(ours, theirs, where=""):
-    """The first place where two nested lists differ, in words, and what they have there."""
+    """Returns the first place where two nested lists differ, in words, and both values there."""
     if not (isinstance(ours, list) and isinstance(theirs, list)):
         return where, ours, theirs
     if len(ours) != len(theirs):

@@ -1,5 +1,5 @@
-"""attention()'s options as values: read and checked once, compared by ranks, and carried by operators as a
-text."""
+"""attention()'s options as values. They are read and checked once, compared by ranks, and carried by operators as
+a text."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ from .masks import KINDS, Frozen
 
 LAYOUTS = ("zigzag", "contiguous", "striped", "balanced")
 STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
-# What make_call takes, in order: single values, then those that may be long.
+# The arguments of make_call, in order: single values, then values that may be long.
 SCALARS = ("causal", "softmax_scale", "window", "layout", "strategy", "ring_grad_dtype", "deterministic",
            "backward", "ulysses_size", "ranks_per_node", "seqlen", "fp8", "softcap", "dropout_p",
            "return_max_logit", "cross", "key_layout", "per_document", "value_dim")
 LISTS = ("documents", "cu_seqlens", "spans", "slices", "alibi_slopes")
-# What a Call has. `promised`: the caller gave seqlen, so that ranks compare arguments once; `tokens`: the
-# length of the whole sequence, by seqlen or cu_seqlens.
+# The fields of a Call. `promised` says that the caller gave seqlen, so ranks compare arguments once. `tokens` is
+# the length of the whole sequence, by seqlen or cu_seqlens.
 _FIELDS = SCALARS + ("promised", "tokens", "documents", "spans", "slices", "alibi_slopes")
 _OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "softmax_scale",
             "deterministic", "ulysses_size", "ranks_per_node", "fp8", "softcap", "alibi_slopes",
@@ -31,7 +31,7 @@ _CACHE_BYTES = 4 << 20  # of each cache below
 
 class Refusal:
     """An argument that cannot be read, with the reason. It is given in place of the argument, so that
-    the error waits for the call itself, where all ranks learn of it."""
+    the error waits for the call itself, where all ranks get it."""
 
     def __init__(self, text):
         self.text = text
@@ -41,8 +41,8 @@ class Call:
     """An immutable value that says what to compute: attention()'s arguments but tensors and the group.
 
     Two calls of the same arguments are equal. The attributes are _FIELDS, as make_call normalizes them.
-    There are three more: `error`, (class, text) of the first wrong argument, or None. `weight`, the bytes
-    of memory, about. `options`, from which an attention object of the library is made."""
+    There are three more: `error` is (class, text) of the first wrong argument, or None. `weight` is about the
+    bytes of memory. `options` are what an attention object of the library is made from."""
 
     __slots__ = _FIELDS + ("error", "weight", "options", "_key", "_hash", "_digest", "_schedule")
 
@@ -65,18 +65,18 @@ class Call:
         return self._hash
 
     def fields(self):
-        """(name, value) of what ranks compare."""
+        """Returns (name, value) of the fields that ranks compare."""
         return list(zip(_FIELDS, self._key))
 
     def of_schedule(self):
-        """The Call with what its schedule depends on alone: not a scale that changes in every step."""
+        """Returns the Call with only the fields on which its schedule depends, which leaves out a changing scale."""
         if self._schedule is None:
             self._schedule = Call(tuple(None if name in _NOT_OF_SCHEDULES else value
                                         for name, value in zip(_FIELDS, self._key)))
         return self._schedule
 
     def digest(self):
-        """32 bytes that tell this call from others."""
+        """Returns 32 bytes that tell this call from others."""
         if self._digest is None:
             self._digest = hashlib.sha256(json.dumps(self._key).encode()).digest()
         return self._digest
@@ -88,7 +88,7 @@ _calls = Bounded(_CACHE_BYTES)  # calls by normalized arguments
 
 
 def make_call(scalars, lists):
-    """The Call of these arguments, in the order of SCALARS and LISTS. A wrong one becomes its `error`."""
+    """Returns the Call of these arguments, in the order of SCALARS and LISTS. A wrong one becomes its `error`."""
     documents, cu_seqlens, spans, slices, slopes = lists
     is_quick = (documents is None and cu_seqlens is None and spans is None and slopes is None and
                 (slices is None or type(slices) is Frozen))
@@ -111,8 +111,8 @@ def make_call(scalars, lists):
 
 
 def _cached(cache, key):
-    """What a cache has for scalars as they are given: None for a tensor, whose value may change, and for
-    what cannot be hashed."""
+    """Returns a cache's value for given scalars, or None for a tensor, whose value may change, and for an object
+    that cannot be hashed."""
     try:
         return cache.get(key)
     except TypeError:
@@ -129,7 +129,7 @@ def _cache(cache, key, value, weight):
 
 
 def _refused(given, error):
-    """A Call that cannot be made, of which is known whether its ranks talk."""
+    """Returns a Call that cannot be made. It says whether its ranks talk."""
     dropout = given["dropout_p"]
     known = dict(promised=given["seqlen"] is not None,
                  dropout_p=0.0 if dropout is None or (isinstance(dropout, (int, float)) and dropout == 0) else 1.0)
@@ -156,7 +156,7 @@ def _interned(scalars, lists):
 
 
 def _read_scalars(scalars):
-    """The scalars, normalized: numbers and texts."""
+    """Returns the scalars as numbers and texts."""
     for value in scalars:
         if isinstance(value, Refusal):
             raise ValueError(value.text)
@@ -171,7 +171,7 @@ def _check_halves(starts, seqlen, parts):
 
 
 def shown(value):
-    """The value in an error, short."""
+    """Returns a short text of a value, for an error."""
     if isinstance(value, torch.Tensor):
         return "a tensor %s of %s" % (list(value.shape), value.dtype)
     text = repr(value)
@@ -185,13 +185,13 @@ def _flag(name, value):
         try:
             if value in (0, 1):  # numpy's, too
                 return bool(value)
-        except (TypeError, ValueError):  # arrays, and what cannot be compared
+        except (TypeError, ValueError):  # arrays, and objects that cannot be compared
             pass
     raise TypeError("%s: must be True or False; got %s" % (name, shown(value)))
 
 
 def read_count(name, value):
-    """An integer of at least 0."""
+    """Returns an integer of at least 0."""
     if isinstance(value, (bool, torch.Tensor)):
         raise TypeError("%s: must be an integer; got %s; pass int(...)" % (name, shown(value)))
     try:
@@ -208,7 +208,7 @@ def _count_or_none(name, value):
 
 
 def _number(name, value):
-    """A float of a number, or of an array of one."""
+    """Returns the float of a number, or of an array of one."""
     if not isinstance(value, (str, bytes, bool, torch.Tensor)):
         try:
             return float(value)
@@ -221,7 +221,7 @@ _INSTEAD = {"softmax_scale": "multiply q by it", "alibi_slopes": "detach it, or 
 
 
 def refuse_gradient(name, tensor):
-    """TypeError for a tensor that is learned: attention takes its numbers, and gives it no gradient."""
+    """Raises a TypeError for a learned tensor, because attention does not give it a gradient."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError("%s: requires a gradient, which attention does not give it; %s" %
                         (name, _INSTEAD.get(name, "detach it")))
@@ -244,7 +244,7 @@ def _number_or_zero(name, value):
 
 
 def _probability(name, value):
-    """A number below 1. It is checked here, as it decides whether the ranks exchange seeds."""
+    """Returns a number below 1. It is checked here because it decides whether the ranks exchange seeds."""
     number = _number_or_zero(name, value)
     if not 0 <= number < 1:
         raise ValueError("%s: must be in [0, 1); got %r" % (name, number))
@@ -278,7 +278,7 @@ _READERS = dict(
 
 
 def list_of(values):
-    """A list of what a list, a tuple, a tensor or an array has, as Python's numbers."""
+    """Returns a list of the elements of a list, a tuple, a tensor or an array, as Python's numbers."""
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
@@ -299,8 +299,8 @@ def _starts_of_bounds(bounds, seqlen):
 
 
 def rows_of_documents(documents, cu_seqlens, seqlen, times=1):
-    """Rows of document starts as nested tuples, or None; and the length that cu_seqlens gives, whose
-    bounds are multiplied by `times`."""
+    """Returns rows of document starts as nested tuples, or None, and the sequence's length. The bounds of
+    cu_seqlens are multiplied by `times`."""
     if cu_seqlens is not None:
         if documents is not None:
             raise ValueError("documents: must not be given with cu_seqlens, which says the same; leave one of them out")
@@ -319,7 +319,7 @@ def rows_of_documents(documents, cu_seqlens, seqlen, times=1):
 
 
 def _spans(spans):
-    """Rows of pairs as nested tuples, or None."""
+    """Returns rows of pairs as nested tuples, or None."""
     if spans is None:
         return None
     try:
@@ -334,7 +334,7 @@ def _spans(spans):
 
 
 def _slices(slices):
-    """Rows of slices as nested tuples, the kinds as numbers, or None."""
+    """Returns rows of slices as nested tuples, with kinds as numbers, or None."""
     if slices is None:
         return None
     if isinstance(slices, Frozen):
@@ -363,7 +363,7 @@ def _is_flat(values, length):
 
 
 def _slopes(slopes):
-    """A tuple of floats, one for each head, or None."""
+    """Returns a tuple of floats, one for each head, or None."""
     if slopes is None:
         return None
     if isinstance(slopes, torch.Tensor):

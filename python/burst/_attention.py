@@ -1,4 +1,4 @@
-"""attention() and its relatives: what _call.py computes, with autograd and for torch.compile."""
+"""attention() and its relatives: the calls of _call.py, with autograd and for torch.compile."""
 
 from typing import Any, Optional, Tuple, Union
 
@@ -46,9 +46,10 @@ def _any_requires_grad(*tensors):
 
 
 def _apply(q, k, v, sinks, seed, group, scalars, lists):
-    """(out, lse, largest scores or None) of [batch, tokens, heads, head_dim], the first two differentiable.
+    """Returns (out, lse, largest scores or None) of [batch, tokens, heads, head_dim]. out and lse are
+    differentiable.
 
-    sinks are checked, not added. seed: for dropout, default: the next one that torch draws."""
+    sinks are checked, not added. The default of dropout's seed is the next one that torch draws."""
     if _op is not None and _op.is_wanted():
         return _op.apply(q, k, v, sinks, seed, group, scalars, lists)
     group, call = _ranks.process_group(group), make_call(scalars, lists)
@@ -67,9 +68,9 @@ def _apply(q, k, v, sinks, seed, group, scalars, lists):
 
 
 def _add_sinks(out, lse, sinks):
-    """(out, lse) of a softmax that has one more logit a head, whose value is zero."""
+    """Returns (out, lse) of a softmax that has one more logit a head, whose value is zero."""
     whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-    share = torch.exp(lse - whole)  # of the softmax that the keys keep
+    share = torch.exp(lse - whole)  # share of the softmax that the keys keep
     return (out * share.transpose(1, 2).unsqueeze(3)).to(out.dtype), whole
 
 
@@ -134,8 +135,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
         dropout_p (float): the probability that a weight is dropped. Kept weights are divided by
             1 - dropout_p; lse does not change. The choice depends on the seed, the row of the batch, the
             head and the positions, not on the ranks. Not with fp8.
-        dropout_seed (int, or Tensor of one element): equal on all ranks. Default: the next number of torch's CPU generator on
-            rank 0 of the group (torch.manual_seed). Ranks compare their seeds in every call.
+        dropout_seed (int, or Tensor of one element): equal on all ranks. Default: the next number of torch's
+            CPU generator on rank 0 of the group (torch.manual_seed). Ranks compare their seeds in every call.
         return_max_logit (bool): also return max_logit. Not with fp8.
 
     Returns:
@@ -165,8 +166,8 @@ def _are_dense(*tensors):
 
 
 def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
-    """scalars: those of _arguments.SCALARS but the last, which follows from q and v."""
-    dense = _are_dense(q, k, v)  # else an error, which all ranks learn of
+    """Computes attention. `scalars` are _arguments.SCALARS without the last, which follows from q and v."""
+    dense = _are_dense(q, k, v)  # otherwise an error, which all ranks get
     packed = dense and q.dim() == 3
     if packed:
         q, k, v = (tensor.unsqueeze(0) if tensor.dim() == 3 else tensor for tensor in (q, k, v))

@@ -1,4 +1,4 @@
-"""Bounded: a cache that drops what was used longest ago."""
+"""Bounded, a cache that drops the entry that was used longest ago."""
 
 import threading
 from collections import OrderedDict
@@ -18,7 +18,7 @@ class Bounded:
         return len(self._entries)
 
     def get(self, key):
-        """The value, which is now the one used last, or None."""
+        """Returns the value, or None. The entry is now the one used last."""
         found = self._entries.get(key)
         if found is None:
             return None
@@ -29,7 +29,7 @@ class Bounded:
         return found[0]
 
     def peek(self, key):
-        """The value, or None, without a use."""
+        """Returns the value, or None, without using the entry."""
         found = self._entries.get(key)
         return None if found is None else found[0]
 

@@ -1,4 +1,4 @@
-"""A call of attention(), without autograd: what the library is told, and its schedules."""
+"""A call of attention(), without autograd: the library's arguments and schedules."""
 
 import ctypes
 
@@ -9,12 +9,12 @@ from ._agree import DTYPES, OF_16_BITS, agree
 from ._library import check, create, library
 
 
-_BYTES_A_TOKEN = 32  # of a schedule, about: its positions and masks
+_BYTES_A_TOKEN = 32  # about the bytes of a schedule: its positions and masks
 
 
 def _attention_of(ranks, call, used=True):
-    """The library's attention object of a call's options. One that is new is collective, so that only
-    forwards count as uses, which all ranks make alike."""
+    """Returns the library's attention object of a call's options. Making one is collective. So only forwards count
+    as uses, because all ranks make the same ones."""
     found = ranks.attentions.get(call.options) if used else ranks.attentions.peek(call.options)
     if found is not None:
         return found
@@ -44,7 +44,7 @@ def _check_lengths(ranks, name, layout, lengths):
 
 
 def _tokens_of_documents(call, size):
-    """(lengths, tokens) of every rank, as the library takes them, where each document is cut by itself.
+    """Returns (lengths, tokens) of every rank, as the library takes them, where each document is cut separately.
 
     A rank has one part of each document, in a zigzag two."""
     starts = torch.tensor(call.documents[0], dtype=torch.int64, device="cpu")
@@ -96,7 +96,7 @@ def _schedule_of(ranks, call, attention, lengths):
 
 
 def _ready(tensor):
-    """The tensor, or a copy that the kernels take: its strides, and no sign that is yet to change."""
+    """Returns the tensor, or a copy whose strides the kernels take, without a pending change of sign."""
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     if tensor.is_contiguous() and tensor.shape[3] % 8 == 0 and tensor.data_ptr() % 16 == 0:
@@ -113,7 +113,7 @@ def _ready(tensor):
 
 
 def _view(tensor):
-    """The numbers of a burst_tensor."""
+    """Returns the numbers of a burst_tensor."""
     shape = tensor.shape
     if len(shape) == 4:
         return (tensor.data_ptr(), DTYPES[tensor.dtype], 4, *shape, *tensor.stride())
@@ -126,7 +126,7 @@ def _empty_like(tensor):
 
 
 class State:
-    """What the backward of a call needs, but tensors and the seed of dropout."""
+    """What a call's backward needs, without tensors and dropout's seed."""
 
     __slots__ = ("ranks", "attention", "schedule")
 
@@ -146,7 +146,7 @@ def _state(ranks, call, lengths, used=True):
 
 
 def state_of(group, call, tensor, lengths):
-    """For a backward that has kept no State."""
+    """Returns the State of a backward that has not kept one."""
     ranks = _ranks.ranks_of(group, tensor.device)
     with ranks.device.lock:
         ranks.device.enter()
@@ -159,22 +159,22 @@ def _set_seed(state, seed):
 
 
 def _device_of(*tensors):
-    """The first tensor's device, or None."""
+    """Returns the first tensor's device, or None."""
     return next((tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)), None)
 
 
 def _fail_unless_alike(ranks, error):
-    """Tells the other ranks of an error that is this rank's alone: they go on, and would wait. What the
-    library refuses it refuses on all of them."""
+    """Tells the other ranks of an error that only this rank has, because they go on and would wait. What the
+    library refuses, it refuses on all of them."""
     refused = isinstance(error, (ValueError, _library.BurstError))
     if not refused or isinstance(error, _library.OutOfMemoryError):
         ranks.fail(error)
 
 
 def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False):
-    """out, lse, the largest score of each head (None where it is not asked for), the tokens of every rank
-    and the seed (as agree), and the State. Collective. sinks are checked, not added; seed: an integer where
-    weights are dropped, else None."""
+    """Returns out, lse, the largest score of each head or None, the tokens of every rank and the seed (as agree),
+    and the State. Collective. sinks are checked, not added. seed is an integer if weights are dropped, else
+    None."""
     if getattr(q, "is_cuda", False):
         _ranks.refuse_capture()
     ranks = _ranks.ranks_of(group, q.device if type(q) is torch.Tensor else _device_of(q, k, v))
@@ -205,7 +205,7 @@ def _largest_scores(q, state):
 
 
 def backward(q, k, v, out, lse, dout, dlse, state, seed=None):
-    """dq, dk and dv. Collective. dlse may be None, and seed is what forward returned."""
+    """Returns dq, dk and dv. Collective. dlse may be None, and seed is the one that forward returned."""
     if q.is_cuda:
         _ranks.refuse_capture()
     state.ranks.check_not_forked()

@@ -1,18 +1,18 @@
-"""Masks as intervals of keys, and what attention() is told of them: documents and a window, or slices.
+"""Masks as intervals of keys, and as attention()'s arguments: documents and a window, or slices.
 
 `low` and `high` are int64 tensors [rows, n] on the CPU, or [n] of one row: query i sees the keys from
 low[i] to high[i] - 1, and none where low[i] >= high[i]."""
 
 import torch
 
-_MOST_SLICES = 100_000  # of a batch: a mask that needs more has no structure
-_MOST_INTERVALS = 64  # of keys that one query sees
+_MOST_SLICES = 100_000  # the most slices of a batch; a mask that needs more is unstructured
+_MOST_INTERVALS = 64  # the most intervals of keys that one query sees
 
 
 def runs(labels):
-    """(begin, end) of the run of equal labels around each token: int64 tensors as `labels`, [rows, n].
+    """Returns (begin, end) of the run of equal labels around each token: int64 tensors like `labels`, [rows, n].
 
-    Raises ValueError where a label comes back after another one."""
+    Raises ValueError if a label comes back after another one."""
     rows, n = labels.shape
     at = torch.arange(n).expand(rows, n)
     first = torch.ones(rows, n, dtype=torch.bool)
@@ -28,7 +28,7 @@ def runs(labels):
 
 
 def union(a, b):
-    """The union of two pairs (low, high). Raises ValueError where it is not one interval."""
+    """Returns the union of two pairs (low, high). Raises ValueError if it is not one interval."""
     no_a, no_b = a[0] >= a[1], b[0] >= b[1]
     apart = ~no_a & ~no_b & ((b[0] > a[1]) | (a[0] > b[1]))
     if bool(apart.any()):
@@ -39,7 +39,7 @@ def union(a, b):
 
 
 def of_values(shown):
-    """(low, high), each [the most intervals of a query, queries], of a bool tensor [queries, keys]."""
+    """Returns (low, high), each [the most intervals of a query, queries], of a bool tensor [queries, keys]."""
     queries = shown.shape[0]
     padded = torch.nn.functional.pad(shown, (1, 1))
     rise, fall = padded[:, 1:] & ~padded[:, :-1], padded[:, :-1] & ~padded[:, 1:]
@@ -55,7 +55,7 @@ def of_values(shown):
 
 
 def keep_keys(low, high, kept):
-    """(low, high), each [pieces, n], of one row whose keys are seen only where `kept`, [n], is true."""
+    """Returns (low, high), each [pieces, n], of one row whose keys are seen only where `kept`, [n], is true."""
     begins, ends = of_values(kept[None])
     return torch.maximum(low[None], begins), torch.minimum(high[None], ends)
 
@@ -65,8 +65,8 @@ def _same(values):
 
 
 def simple(low, high):
-    """(causal, window, rows of document starts or None) of what attention() does without slices, or
-    None for another mask."""
+    """Returns (causal, window, rows of document starts or None) of a mask that needs no slices, or None for another
+    mask."""
     rows, n = low.shape
     if n == 0 or bool((low >= high).any()):
         return None
@@ -103,7 +103,7 @@ def _ramps(low, high):
     kinds = torch.where(fits, slopes[0] + 2 * slopes[1], -1)
     changes = (kinds[1:] != kinds[:-1]).nonzero()[:, 0] + 1
     bounds = [0, *changes.tolist(), len(kinds)] if len(kinds) else [0]
-    begin = 0  # of the run that is open
+    begin = 0  # begin of the open run
     for first, end in zip(bounds, bounds[1:]):
         kind = int(kinds[first])
         if kind < 0:  # query `first` ends a run, those after it are alone
@@ -126,7 +126,7 @@ _NAMES = {(0, 0): "full", (0, 1): "causal", (1, 0): "inverse_causal", (1, 1): "b
 
 
 def slices(low, high):
-    """The slices (q_begin, q_end, k_begin, k_end, kind) of one row, whose low and high are [pieces, n]."""
+    """Returns the slices (q_begin, q_end, k_begin, k_end, kind) of one row, whose low and high are [pieces, n]."""
     found = []
     for lows, highs in zip(low, high):
         for begin, end, *slopes in _ramps(lows, highs):

@@ -1,4 +1,4 @@
-"""libburst.so through ctypes: burst/c/burst.h in Python, and errors as exceptions."""
+"""libburst.so through ctypes: burst/c/burst.h in Python, with errors as exceptions."""
 
 import array
 import ctypes
@@ -97,8 +97,8 @@ class Sequences(ctypes.Structure):
 
 
 class Tensors:
-    """Room for `count` burst_tensors (data, dtype, dims, four of shape, four of strides), used again
-    and again. `pointers` are what to pass for them."""
+    """Room for `count` burst_tensors (data, dtype, dims, four of shape, four of strides), used many
+    times. `pointers` are the arguments to pass for them."""
 
     def __init__(self, count):
         one = "Qii4q4q"
@@ -108,7 +108,7 @@ class Tensors:
         self.pointers = tuple(address + size * i for i in range(count))
 
     def set(self, *numbers):
-        """To these, 11 for each."""
+        """Sets the tensors to these numbers, 11 for each."""
         self._struct.pack_into(self._buffer, 0, *numbers)
 
 
@@ -195,19 +195,19 @@ class Handle:
 
 
 def create(kind, *arguments, keeps=None):
-    """The object that burst_<kind>_create makes of the arguments."""
+    """Returns the object that burst_<kind>_create makes of the arguments."""
     value = c_void_p()
     check(getattr(library(), "burst_%s_create" % kind)(*arguments, byref(value)))
     return Handle(kind, value.value, keeps)
 
 
 def int64s(values):
-    """An array for C, never of length 0."""
+    """Returns an array for C, which never has length 0."""
     return (c_int64 * max(1, len(values)))(*values)
 
 
 def int32s(values):
-    """An array for C, never of length 0. OverflowError for what does not fit."""
+    """Returns an array for C, which never has length 0. Raises ValueError for a number that does not fit."""
     try:
         return (c_int32 * max(1, len(values))).from_buffer(array.array("i", values or [0]))
     except OverflowError:
@@ -215,7 +215,7 @@ def int32s(values):
 
 
 def mask(causal, window, documents, spans=None, slices=None):
-    """The burst_mask of these: rows of document starts, of (begin, end) and of five numbers, or None."""
+    """Returns the burst_mask of rows of document starts, of (begin, end) and of five numbers, or None."""
     documents, spans = documents or (), spans or ()
     given = Mask(
         struct_bytes=ctypes.sizeof(Mask), causal=causal, window=window,
@@ -231,8 +231,8 @@ def mask(causal, window, documents, spans=None, slices=None):
 
 
 def slices(name, *arguments):
-    """What burst_slices_<name> makes: a text of five numbers for each, the one kind of result that a
-    compiled graph takes as a constant. Lists are passed with their lengths, as those of blocks are."""
+    """Returns the slices of burst_slices_<name> as a text of five numbers for each. A text is the one kind of
+    result that a compiled graph takes as a constant. Lists are passed with their lengths."""
     given = []
     for argument in arguments:
         if isinstance(argument, list):
@@ -250,7 +250,7 @@ def slices(name, *arguments):
 
 
 def alibi_slopes(heads):
-    """The slopes for this number of heads, as a text."""
+    """Returns the slopes for this number of heads, as a text."""
     made = (c_float * max(1, heads))()
     check(library().burst_alibi_slopes(heads, made))
     return " ".join(map(repr, made))
@@ -261,7 +261,7 @@ for _function in (slices, alibi_slopes):
 
 
 def positions(layout, seqlen, rank, size):
-    """The positions of a rank's tokens, increasing: a ctypes array of int32."""
+    """Returns the increasing positions of a rank's tokens, a ctypes array of int32, and their number."""
     length = c_int64()
     check(library().burst_positions(layout.encode(), seqlen, rank, size, byref(length), None))
     result = (c_int32 * max(1, length.value))()
@@ -270,7 +270,7 @@ def positions(layout, seqlen, rank, size):
 
 
 def balanced_positions(given, seqlen, rank, size, group_size):
-    """As positions() for the layout "balanced" and a mask()."""
+    """Returns the positions as positions(), for the layout "balanced" and a mask()."""
     length = c_int64()
     result = (c_int32 * max(1, local_length("balanced", seqlen, rank, size)))()
     check(library().burst_balanced_positions(byref(given), seqlen, rank, size, group_size, byref(length),

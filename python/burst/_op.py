@@ -21,14 +21,14 @@ _TEXT_BYTES = 4 << 20
 
 
 def is_wanted():
-    """Whether somebody looks at operators: torch.compile, or a dispatch mode."""
+    """Returns whether torch.compile or a dispatch mode looks at operators."""
     if torch.compiler.is_compiling():
         return True
     return torch.utils._python_dispatch._get_current_dispatch_mode() is not None
 
 
 class _Parsed:
-    """What a text of arguments says."""
+    """The content of a text of arguments."""
 
     def __init__(self, text):
         given = json.loads(text)
@@ -47,7 +47,7 @@ class _Parsed:
         return found
 
     def call(self, values):
-        """The Call, with the values of these tensors."""
+        """Returns the Call with the values of these tensors."""
         scalars, lists = (tuple(_filled(part, values) for part in parts)
                           for parts in (self._scalars, self._lists))
         return _arguments.make_call(scalars, lists)
@@ -62,7 +62,7 @@ def _parsed(text):
 
 
 def _filled(value, values):
-    """A part of the arguments with tensors in the place of what arguments_text left for them."""
+    """Returns a part of the arguments, with tensors at the places that arguments_text left for them."""
     if isinstance(value, dict):
         if "refused" in value:
             return _arguments.Refusal(value["refused"])
@@ -75,7 +75,7 @@ def _filled(value, values):
 
 
 def _plain(name, value):
-    """The value for JSON; for what cannot be an argument an error, which the call itself raises."""
+    """Returns the value for JSON. An object that cannot be an argument becomes an error, which the call raises."""
     if isinstance(value, (list, tuple)):
         return [_plain(name, item) for item in value]
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
@@ -92,7 +92,7 @@ def _plain(name, value):
 
 
 def arguments_text(group, *arguments):
-    """The text of an operator's arguments, scalars and lists, and of its group: a constant of a graph."""
+    """Returns the text of an operator's scalars, lists and group, which is a constant of a graph."""
     scalars, lists = arguments[:len(_arguments.SCALARS)], arguments[len(_arguments.SCALARS):]
     try:
         group = object.__getattribute__(group, "real_obj")  # torch 2.15 traces with a stand-in
@@ -112,7 +112,7 @@ arguments_text._dynamo_marked_constant = True  # as torch.compiler.assume_consta
 
 
 def _without_tensors(value, tensors):
-    """The value with {"tensor": i} in the place of each tensor, which goes to `tensors`."""
+    """Returns the value with {"tensor": i} in the place of each tensor, which goes to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
@@ -129,7 +129,7 @@ def _without_tensors(value, tensors):
 
 
 def _seed_tensor(seed):
-    """[1] of int64 on the CPU: a seed that is given, or the next one."""
+    """Returns the given seed or the next one: [1], int64, on the CPU."""
     if seed is None:
         return draw_seed()
     if isinstance(seed, torch.Tensor):
@@ -141,7 +141,7 @@ def _seed_tensor(seed):
 
 
 def apply(q, k, v, sinks, seed, group, scalars, lists):
-    """As _attention._apply, through the operator."""
+    """Does what _attention._apply does, through the operator."""
     if sinks is not None:
         check_sinks(sinks, q)
     tensors = []
@@ -167,7 +167,7 @@ _TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph
 @torch.library.custom_op("burst::forward", mutates_args=(), **_TAGS)
 def forward(q: Tensor, k: Tensor, v: Tensor, arguments: str, values: List[Tensor], needs_grad: bool,
             seed: Optional[Tensor], drawn: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The last result: the tokens of every rank, then the seed."""
+    """Computes attention. The last result has the tokens of every rank, then the seed."""
     parsed = _parsed(arguments)
     out, lse, max_logit, lengths, seed, _ = _call.forward(
         q, k, v, parsed.group(), parsed.call(values), needs_grad, seed=None if seed is None else seed.item(),

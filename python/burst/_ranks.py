@@ -15,12 +15,12 @@ from ._library import UniqueId, check, create, library
 from ._types import Group
 
 _ATTENTIONS = 64  # objects of the library for a group, one for each set of options
-_SCHEDULES, _SCHEDULE_BYTES = 8, 8 << 20  # of a group: 8, or as many as fit in these bytes
+_SCHEDULES, _SCHEDULE_BYTES = 8, 8 << 20  # of a group: 8, or the number that fits in these bytes
 _AGREED_BYTES = 1 << 20
 
 
 def _raw_stream(index):
-    """torch's current stream of a GPU, a number; without making an object of it where torch can."""
+    """Returns torch's current stream of a GPU as a number, without making an object of it if torch can."""
     try:
         return torch._C._cuda_getCurrentRawStream(index)
     except AttributeError:
@@ -28,8 +28,8 @@ def _raw_stream(index):
 
 
 def refuse_capture():
-    """BurstError while a CUDA graph is captured, before anything is done that would break the capture and
-    leave torch's generators in it."""
+    """Raises a BurstError while a CUDA graph is captured, before anything breaks the capture and leaves torch's
+    generators in it."""
     if torch.cuda.is_current_stream_capturing():
         raise _library.BurstError(
             "attention cannot be captured in a CUDA graph: its ranks talk through the host, and its memory "
@@ -39,7 +39,7 @@ def refuse_capture():
 class _TorchMemory:
     """Memory of a GPU from torch's caching allocator, for the library's workspace.
 
-    `used` is the stream on which the library has worked last: a block goes back when that is done."""
+    `used` is the stream of the library's last work. A block goes back when this work is done."""
 
     def __init__(self, device):
         self._device, self._blocks, self.used = device, {}, 0
@@ -62,8 +62,8 @@ class _TorchMemory:
 
 
 class Device:
-    """A context of the library, bound to a torch.device and to its current stream. One for each group:
-    threads that work for different groups must not wait for each other."""
+    """A context of the library, bound to a torch.device and to its current stream. Each group has one,
+    because threads that work for different groups must not wait for each other."""
 
     def __init__(self, device):
         if device is None:
@@ -81,7 +81,7 @@ class Device:
         self.tensors = {count: _library.Tensors(count) for count in (1, 5, 9, 10)}  # of a call
 
     def enter(self):
-        """Before a call: work goes to torch's current stream, or to torch's number of threads."""
+        """Prepares a call: its work goes to torch's current stream, or to torch's number of threads."""
         if self.device.type == "cuda":
             stream = _raw_stream(self.device.index)
             if stream != self._stream:
@@ -110,7 +110,7 @@ class Ranks:
         self._buffers = {}  # of exchange, by length
 
     def _forget(self):
-        # The ranks agree in what these hold: they change in calls of all ranks, and in nothing else.
+        # All ranks have the same entries here, because only calls of all ranks change them.
         self.attentions, self.agreed = Bounded(_ATTENTIONS), Bounded(_AGREED_BYTES)
         self.schedules = Bounded(_SCHEDULE_BYTES, _SCHEDULES)
 
@@ -142,7 +142,7 @@ class Ranks:
                                self.rank, self.size, seconds, keeps=self.device.handle)
 
     def _unique_id(self, address):
-        """That which rank 0 makes; address: a function that finds its own, or None on one host."""
+        """Returns the id that rank 0 makes. address is a function that finds rank 0's address, or None on one host."""
         message, unique_id = [None], UniqueId()
         if self.rank == 0:
             try:
@@ -157,9 +157,9 @@ class Ranks:
         return UniqueId.from_buffer_copy(message[0])
 
     def exchange(self, mine):
-        """The bytes of all ranks, in order of rank. All have the same length. Collective."""
+        """Returns the bytes of all ranks, in order of rank. All have the same length. Collective."""
         length = len(mine)
-        if length not in self._buffers:  # those of the last length are kept
+        if length not in self._buffers:  # the buffers of the last length are kept
             self._buffers = {length: (ctypes.create_string_buffer(length),
                                       ctypes.create_string_buffer(length * self.size))}
         sent, received = self._buffers[length]
@@ -181,7 +181,7 @@ class Ranks:
 
     def close(self):
         if self.comm is not None and not self.is_forked:
-            with self.device.lock:  # at once, whoever still holds an attention: a graph, a traceback
+            with self.device.lock:  # at once, even if a graph or a traceback still holds an attention
                 library().burst_comm_finish(self.comm.value)
         self._forget()
         self.comm = None
@@ -200,7 +200,7 @@ def _global_rank(group, rank):
 
 
 def _network():
-    """Tells apart hosts, and containers, whose loopback is not the same."""
+    """Returns a text that differs for hosts and containers with different loopbacks."""
     try:
         # Ranks of one host meet in a folder, which both must see.
         spaces = [os.readlink("/proc/self/ns/" + kind) for kind in ("net", "mnt")]
@@ -210,11 +210,11 @@ def _network():
 
 
 def _own_address():
-    """This host's address, as others reach it: $BURST_ADDRESS, or the one that leads to the master."""
+    """Returns the address at which others reach this host: $BURST_ADDRESS, or the one that leads to the master."""
     if os.environ.get("BURST_ADDRESS"):
         return os.environ["BURST_ADDRESS"]
     master = os.environ.get("MASTER_ADDR", "")
-    for target in (master, "192.0.2.1"):  # the second: any address outside
+    for target in (master, "192.0.2.1"):  # the second is any address outside
         try:
             family, _, _, _, place = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
@@ -229,7 +229,7 @@ def _own_address():
 
 
 def _timeout(group):
-    """The group's own timeout in seconds, or torch's default of half an hour."""
+    """Returns the group's own timeout in seconds, or torch's default of half an hour."""
     candidates = [lambda: group._get_backend(torch.device("cpu")).options._timeout,
                   lambda: group._get_backend(torch.device("cuda")).options._timeout,
                   lambda: group.options._timeout]
@@ -245,8 +245,8 @@ _ranks = {}  # by the process group (None: alone) and the device
 
 
 def ranks_of(group, device, timeout=None):
-    """The Ranks of a process group, or of None, for a torch.device. The first call with a group is
-    collective. device None: any that there are, to tell them of an error."""
+    """Returns the Ranks of a process group, or of None, for a torch.device. The first call with a group is
+    collective. With device None it returns any Ranks of the group, to tell them of an error."""
     key = (group, device and device.type, device and device.index)
     found = _ranks.get(key)
     if found is None and device is None:
@@ -261,7 +261,7 @@ def ranks_of(group, device, timeout=None):
 
 
 def _after_fork_in_child():
-    """Tells groups that their ranks are in the parent. Alone a child works as any process."""
+    """Tells groups that their ranks are in the parent. A child alone works like any process."""
     for key, ranks in list(_ranks.items()):
         ranks.is_forked = True
         if ranks.size == 1:
@@ -272,7 +272,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def process_group(group):
-    """The ProcessGroup of a group, which may be a one-dimensional DeviceMesh, or None."""
+    """Returns the ProcessGroup of a group, which may be a one-dimensional DeviceMesh, or None."""
     if group is None:
         return None
     if hasattr(group, "get_group"):  # a DeviceMesh
@@ -287,12 +287,12 @@ def process_group(group):
 
 
 def size_of(group):
-    """How many ranks a group has, or a DeviceMesh; None has one."""
+    """Returns the number of ranks of a group or a DeviceMesh. None has one."""
     return 1 if group is None else _size(process_group(group))
 
 
 def name_of(group):
-    """The name by which torch's processes know a group (torch >= 2.4)."""
+    """Returns the name by which torch's processes know a group (torch >= 2.4)."""
     return torch.distributed.distributed_c10d._get_process_group_name(group)
 
 

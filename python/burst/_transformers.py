@@ -11,7 +11,7 @@ from ._attention import attention, cross_attention
 from ._transformers_positions import Positions, ints, is_compiling, refuse, rows_of, size_of
 from ._types import Group
 
-# Keywords that models hand on to their attention and that do not change what it computes.
+# Keywords that models pass to their attention and that do not change its result.
 _HARMLESS = frozenset((
     "cache_position", "deterministic", "layer_idx", "max_length_k", "max_length_q", "num_items_in_batch",
     "output_hidden_states", "output_router_logits", "past_key_value", "past_key_values",
@@ -21,7 +21,7 @@ _NOT_REGISTERED = ("q", "k", "v", "return_lse", "return_max_logit")
 
 
 class _Seen:
-    """What was computed of tensors' values, as long as they are the same objects with the same values."""
+    """Keeps results that were computed from tensors, as long as these are the same objects with the same values."""
 
     def __init__(self):
         self._found = {}
@@ -84,7 +84,7 @@ def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = 
 
 
 def _meet(a, b):
-    """Rows of document starts that divide tokens where one of two such rows (or None) does."""
+    """Returns rows of document starts that divide tokens where either of two such rows (or None) does."""
     if a is None or b is None:
         return a or b
     rows = max(len(a), len(b))
@@ -94,13 +94,13 @@ def _meet(a, b):
 
 
 def _are_within(slices, starts):
-    """Whether documents change nothing about slices, as each of them is within one."""
+    """Returns whether each slice is within one document, so that documents do not change it."""
     of = lambda token: sum(start <= token for start in starts)
     return all(of(a) == of(b - 1) == of(c) == of(d - 1) for row in slices for a, b, c, d, _ in row)
 
 
 class _Attention:
-    """One registered attention: its forward is what models call."""
+    """A registered attention. Models call its forward."""
 
     def __init__(self, group, layout, arguments):
         self._group, self._layout, self._arguments = group, layout, arguments
@@ -137,7 +137,7 @@ class _Attention:
         return attention(*tensors, documents=documents, **given), None
 
     def _mask(self, given, lengths, is_causal, sliding_window, ranks):
-        """The Mask of what transformers gives as attention_mask. Without one, is_causal is all that counts."""
+        """Returns the Mask of transformers' attention_mask. Without one, is_causal alone decides."""
         if isinstance(given, masks.Mask):
             mask = given
         elif given is None:
@@ -172,7 +172,7 @@ class _Attention:
         return mask
 
     def _documents(self, mask, cu_seq_lens_q, cu_seq_lens_k, query, ranks):
-        """Rows of document starts, of the mask, the keywords and what was registered together."""
+        """Returns rows of document starts from the mask, the keywords and the registered arguments together."""
         registered = rows_of(self._arguments)
         bounds = self._bounds(cu_seq_lens_q, cu_seq_lens_k)
         if bounds is not None:
@@ -205,7 +205,7 @@ class _Attention:
         return bounds
 
     def _check_packing(self, position_ids):
-        """That no documents are packed of which the mask does not know, as some models do not tell it."""
+        """Checks that the mask knows of all packed documents, because some models do not tell it."""
         if position_ids is None or position_ids.dim() != 2 or is_compiling():
             return
         if self._packings.of(_starts_again, position_ids):
@@ -214,7 +214,7 @@ class _Attention:
                              "burst.register(documents=...), and no attention_mask")
 
     def _cross(self, tensors, given, softcap, dropout):
-        """Queries of one sequence, all keys of another."""
+        """Computes attention of one sequence's queries to all keys of another."""
         for name, value in (("softcap", softcap), ("dropout", dropout)):
             if value:
                 raise ValueError("%s: it must be 0 in a cross-attention; got %s%s" %

@@ -1,5 +1,5 @@
-"""Masks of transformers as arguments of attention(): what burst.register has transformers' masking_utils
-call in place of sdpa_mask.
+"""Masks of transformers as arguments of attention(). burst.register has transformers' masking_utils call these
+functions in place of sdpa_mask.
 
 transformers describes a mask by a function of (row, head, query, key) that is composed of a few known
 ones. They are read here, which takes O(n). Others are evaluated for all pairs of tokens, as sdpa_mask
@@ -13,7 +13,7 @@ from . import _intervals
 from ._transformers_positions import is_compiling, require_in_graph
 from .masks import Frozen
 
-_MOST_PAIRS = 2**28  # 16,384 x 16,384: of unknown mask functions, whose values are evaluated
+_MOST_PAIRS = 2**28  # 16,384 x 16,384; for unknown mask functions, whose values are evaluated
 _SAMPLED = 16  # queries for which a mask as read is compared with its values
 _ROWS = 256  # queries whose values are evaluated at a time
 _NO_LIMIT = 2**40
@@ -31,8 +31,8 @@ class _Unread(AttributeError, ValueError):
 
 
 class Mask:
-    """A mask in the words of attention(), or why it is not served (`refusal`). Models hand it on to the
-    attention of each layer, some by way of another model, which takes it for a tensor of 4 dimensions.
+    """A mask in the words of attention(), or why it is not served (`refusal`). Models pass it to the
+    attention of each layer, some through another model, which takes it for a tensor of 4 dimensions.
 
     documents: rows of starts, or None. slices: rows of tuples, or None. lengths: (queries, keys). positions:
     position_ids that the mask was made with, where they are not checked yet."""
@@ -61,7 +61,7 @@ _frozen = {}
 
 
 def _freeze(slices):
-    """The slices as attention() looks at them once, one object for equal ones."""
+    """Returns the slices as an object that attention() reads once. Equal slices are one object."""
     found = _frozen.pop(slices, None) or Frozen(slices)
     if len(_frozen) >= 16:
         _frozen.pop(next(iter(_frozen)))  # the oldest
@@ -73,8 +73,8 @@ _UNSERVED = "attention_mask: a mask of %s is not served: %s" + INSTEAD
 
 
 def of_intervals(low, high, name):
-    """The Mask of rows of intervals: lists of tensors [pieces, n], one for each row of the batch. name: of
-    what the mask was made from, for errors."""
+    """Returns the Mask of rows of intervals, lists of tensors [pieces, n], one for each row of the batch. name is
+    the mask's source, for errors."""
     n = low[0].shape[1]
     if all(len(row) == 1 for row in low):
         found = _intervals.simple(torch.cat(low), torch.cat(high))
@@ -92,7 +92,7 @@ def _one_row(rows):
 
 
 def of_tensor(mask, queries, keys):
-    """The Mask of a tensor that a user or a model has made; raises ValueError for one that is not served.
+    """Returns the Mask of a tensor that a user or a model has made. Raises ValueError for one that is not served.
 
     mask: [batch or 1, heads or 1, queries or 1, keys], bool, or numbers to add that are zero or tiny."""
     name = "attention_mask: a tensor of the shape %s" % (list(mask.shape),)
@@ -115,7 +115,7 @@ def of_tensor(mask, queries, keys):
 
 
 def _part(function):
-    """The name of one of masking_utils' functions and what it was made with, or (None, {})."""
+    """Returns the name of one of masking_utils' functions and its arguments, or (None, {})."""
     code = getattr(function, "__code__", None)
     if code is None or getattr(function, "__module__", None) != "transformers.masking_utils":
         return None, {}
@@ -124,7 +124,7 @@ def _part(function):
 
 
 def _limits(function):
-    """How many keys (before, after) itself a token sees, or None if that is not all that the function says."""
+    """Returns the numbers of keys (before, after) itself that a token sees, or None for another function."""
     name, made = _part(function)
     if name == "causal_mask_function":
         return _NO_LIMIT, 0
@@ -143,7 +143,7 @@ def _limits(function):
 
 
 def plain(function):
-    """(causal, window) of a mask function that is no more, else None."""
+    """Returns (causal, window) of a mask function that has nothing else, or None."""
     back, ahead = _limits(function) or (0, 1)
     if ahead == 0 or ahead == back:
         return ahead == 0, back + 1 if back < _NO_LIMIT else 0
@@ -168,7 +168,7 @@ def _runs(labels):
 
 
 def _read(function, rows, n, documents=None, at=None):
-    """(low, high), [rows, n], not yet cut to the keys that there are.
+    """Returns (low, high), [rows, n], not yet cut to the existing keys.
 
     documents: labels [rows, n] of packed documents that the mask keeps apart. at: the positions [rows, n]
     with which the function is called in place of the tokens' numbers."""
@@ -216,7 +216,7 @@ def _read(function, rows, n, documents=None, at=None):
 
 
 def _parts_of(function):
-    """The names of the functions that a mask function is composed of, in order."""
+    """Returns the names of the functions of which a mask function is composed, in order."""
     name, made = _part(function)
     if name is None:
         return [getattr(function, "__qualname__", repr(function))]
@@ -225,7 +225,7 @@ def _parts_of(function):
 
 
 def without_positions(function):
-    """(function, position_ids or None): of ranks, whose position_ids leap without being packed."""
+    """Returns (function, position_ids or None) for ranks, whose position_ids leap without being packed."""
     name, made = _part(function)
     if name == "and_masks" and len(made["mask_functions"]) == 2:
         (remap, of_remap), (packed, _) = map(_part, made["mask_functions"])
@@ -235,7 +235,7 @@ def without_positions(function):
 
 
 def _evaluate(values, rows, n):
-    """(lows, highs), lists of [pieces, n] by row, of values(first query, queries): bool [rows, queries, n]."""
+    """Returns (lows, highs), lists of [pieces, n] by row, of values(first query, queries): bool [rows, queries, n]."""
     pieces = [[] for _ in range(rows)]
     for first in range(0, n, _ROWS):
         shown = values(first, min(_ROWS, n - first))
@@ -251,7 +251,7 @@ _trusted = set()  # compositions of mask functions that were read as transformer
 
 
 def _is_trusted(function, low, high, values):
-    """Whether the mask as read agrees with transformers' values, for some queries of the first such mask."""
+    """Returns whether the mask as read agrees with transformers' values, for some queries of the first such mask."""
     names, (_, n) = tuple(_parts_of(function)), low.shape
     if names in _trusted:
         return True
@@ -266,7 +266,7 @@ def _is_trusted(function, low, high, values):
 
 
 def of_function(function, rows, n, padding, values):
-    """The Mask of a mask function for whole sequences on one rank.
+    """Returns the Mask of a mask function for whole sequences on one rank.
 
     padding: bool [rows, n], false where keys are padding, or None. values(first, count, padded): what
     transformers makes of `count` queries from `first` on, bool [rows, count, n]."""
@@ -296,7 +296,7 @@ def of_function(function, rows, n, padding, values):
 
 
 def of_ranks(function, n, padding):
-    """The Mask of a mask function that is given one rank's part of the sequences."""
+    """Returns the Mask of a mask function that gets one rank's part of the sequences."""
     if padding is not None:
         return Mask((n, n), refusal="attention_mask: padding over a group of ranks is not served; pack the sequences "
                             "and pass burst.register(group, documents=...)")
@@ -309,7 +309,7 @@ def of_ranks(function, n, padding):
 
 
 def _values_of(sdpa_mask, function, rows, n, padding, use_vmap, device):
-    """values() as of_function takes it: the rows of queries of transformers' own mask."""
+    """Returns of_function's values(): the rows of queries of transformers' own mask."""
     by_positions = "cache_position" in inspect.signature(sdpa_mask).parameters  # before transformers 5
 
     def values(first, count, padded):
@@ -323,7 +323,7 @@ def _values_of(sdpa_mask, function, rows, n, padding, use_vmap, device):
 
 
 def _of_trace(function, rows, n, padding, ranks, window, bidirectional, device):
-    """The Mask under torch.compile, where no value is known: a causal or bidirectional one with a window.
+    """Returns the Mask under torch.compile, where values are unknown: causal or bidirectional, with a window.
     The graph checks that when it runs."""
     ok = torch.ones((), dtype=torch.bool, device=device) if padding is None else padding.all()
     back = window + bidirectional if window else n
@@ -347,7 +347,7 @@ def _of_trace(function, rows, n, padding, ranks, window, bidirectional, device):
 
 
 def mask_function(size_of_group):
-    """What AttentionMaskInterface takes: a function that makes a Mask. size_of_group(): the ranks."""
+    """Returns a function that makes a Mask, for AttentionMaskInterface. size_of_group() returns the ranks."""
     from transformers import masking_utils
 
     def make_mask(batch_size, kv_length, mask_function=masking_utils.causal_mask_function,

@@ -9,7 +9,7 @@ from . import _agree, _ranks
 from .layout import positions
 
 
-# Whether torch.compile traces; older versions of torch do not tell.
+# Whether torch.compile traces. Older versions of torch do not tell.
 is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
@@ -20,7 +20,7 @@ def size_of(group):
 def refuse(group, tensor, promised, error):
     """Raises the error, here and on the other ranks, which are in their next attention() call.
 
-    promised: they do not compare arguments there, as seqlen= was given; then they learn that this rank is lost."""
+    promised: with seqlen= they do not compare arguments there. Then they learn that this rank is lost."""
     if not is_compiling():
         _agree.refuse(group, tensor.device, promised, error)
     raise error
@@ -31,7 +31,7 @@ def ints(tensor):
 
 
 def rows_of(arguments):
-    """Rows of document starts as tuples, of arguments documents or cu_seqlens, or None."""
+    """Returns rows of document starts as tuples, from the arguments documents or cu_seqlens, or None."""
     if arguments.get("cu_seqlens") is not None:
         return (ints(arguments["cu_seqlens"])[:-1],)
     documents = arguments.get("documents")
@@ -47,12 +47,11 @@ _all = []  # Positions, by their numbers in graphs
 
 
 class Positions:
-    """What position_ids may be on this rank of a group: positions in the whole sequence or, of tokens in
-    documents, in those."""
+    """The allowed position_ids on this rank of a group: positions in the whole sequence, or in each document."""
 
     def __init__(self, group, layout, arguments):
         self.group, self._layout, self.arguments = group, layout, arguments
-        self._known, self._warned = {}, False  # what was right last, by the other arguments of check
+        self._known, self._warned = {}, False  # the last right positions, by the other arguments of check
         self.number = len(_all)
         _all.append(self)
 
@@ -90,7 +89,7 @@ class Positions:
             warnings.warn("burst.register: %s, so that it is not checked whether they are burst.positions" % why)
 
     def _candidates(self, n, lengths, documents, packed):
-        """Yields what [rows, n] may be, for lengths of the whole sequence that give this rank n tokens."""
+        """Yields the allowed [rows, n], for lengths of the whole sequence that give this rank n tokens."""
         for seqlen in lengths:
             try:
                 at = positions(seqlen, self.group, self._layout, **packed)
@@ -100,7 +99,7 @@ class Positions:
                 yield [at[None]] + ([] if documents is None else [_in_documents(at, documents)])
 
     def _lengths(self, n):
-        """The lengths that the whole sequence may have where this rank has n tokens of it."""
+        """Returns the possible lengths of the whole sequence if this rank has n tokens of it."""
         if self.arguments.get("seqlen") is not None:
             return [self.arguments["seqlen"]]
         if self.arguments.get("cu_seqlens") is not None:
@@ -110,7 +109,7 @@ class Positions:
 
 
 def _in_documents(at, documents):
-    """[rows, n]: the positions `at` counted from the start of each document."""
+    """Returns the positions `at` counted from the start of each document, [rows, n]."""
     rows = []
     for row in documents:
         starts = torch.tensor(sorted({0, *row}))
@@ -122,20 +121,20 @@ def _shortly(values):
     return "%s" % values if len(values) <= 12 else "[%s, ...]" % ", ".join(map(str, values[:12]))
 
 
-# The operators below claim to write this, as graphs keep operators that write.
+# The operators below claim to write this, because graphs keep operators that write.
 _checked = torch.zeros((), dtype=torch.float32)
 
 if hasattr(torch.library, "custom_op"):
     @torch.library.custom_op("burst::require", mutates_args=("checked",))
     def require(flag: torch.Tensor, text: str, checked: torch.Tensor) -> None:
-        """Raises ValueError where a graph that runs finds a flag that is false."""
+        """Raises ValueError if a running graph finds a flag that is false."""
         if not bool(flag):
             raise ValueError(text)
 
     @torch.library.custom_op("burst::check_positions", mutates_args=("checked",))
     def check_positions(position_ids: torch.Tensor, number: int, causal: bool, window: int,
                         checked: torch.Tensor) -> None:
-        """Positions.check of the one with this number, when a graph runs."""
+        """Calls check of the Positions with this number, when a graph runs."""
         checks = _all[number]
         try:
             checks.check(position_ids, position_ids.shape[1], rows_of(checks.arguments), causal, window)
@@ -144,5 +143,5 @@ if hasattr(torch.library, "custom_op"):
 
 
 def require_in_graph(flag, text):
-    """A ValueError of this text when a graph runs in which the flag is false."""
+    """Raises a ValueError of this text when a graph runs in which the flag is false."""
     torch.ops.burst.require(flag, text, _checked)

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence are on which rank: shard, unshard, positions."""
+"""shard, unshard and positions: which tokens of a sequence are on which rank."""
 
 from typing import Any, Optional, Union
 
@@ -58,7 +58,7 @@ def positions(seqlen: int, group: Optional[Group] = None, layout: str = "zigzag"
 
 
 def _packed(layout, seqlen, documents=None, cu_seqlens=None, causal=True, window=0, ulysses_size=0):
-    """(Rows of document starts, what else counts), or (None, None) if tokens do not depend on them."""
+    """Returns (rows of document starts, other options), or (None, None) if tokens do not depend on them."""
     if layout != "balanced" or (documents is None and cu_seqlens is None):
         return None, None
     documents, _ = rows_of_documents(documents, cu_seqlens, seqlen)

@@ -32,7 +32,7 @@ _Functions = Tuple[Callable[..., _Result], ...]
 
 
 def _window(window_size, causal):
-    """flash_attn's window_size (left, right) as (causal, window)."""
+    """Returns flash_attn's window_size (left, right) as (causal, window)."""
     left, right = window_size
     if left < 0 and right < 0:
         return causal, 0

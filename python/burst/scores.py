@@ -1,4 +1,4 @@
-"""What changes attention's scores and weights: softcap, ALiBi, dropout (burst/kernels/scores.h)."""
+"""Changes of attention's scores and weights: ALiBi's slopes and dropout's seed (burst/kernels/scores.h)."""
 
 import operator
 from typing import Any
