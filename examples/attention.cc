@@ -44,12 +44,12 @@ absl::Status Run(Communicator& comm) {
   const Tensor k = RandomTokens(1, positions, kKvHeads);
   const Tensor v = RandomTokens(2, positions, kKvHeads);
 
-  Tensor out, lse;  // allocated by Forward: like q, and [batch, heads, length]
-  BURST_RETURN_IF_ERROR(attention->Forward(schedule, q, k, v, &out, &lse));
+  const AttentionCall call = {&schedule, q, k, v};
+  AttentionResult result;  // out, like q, and lse, [batch, heads, length]
+  BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
 
-  BurstAttention::Saved saved{q, k, v, out, lse, /*dout=*/out.Clone(), /*dlse=*/Tensor()};
-  Tensor dq, dk, dv;
-  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+  AttentionGradients gradients = {/*dout=*/result.out.Clone()};  // and dq, dk, dv
+  BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
 
   const RingTraffic& forward = attention->stats().forward;
   const RingTraffic& backward = attention->stats().backward;

@@ -50,23 +50,22 @@ absl::Status Run(int ranks, int64_t queries, int64_t keys, Results* results) {
                            attention->Schedule(Sequences::Cross(queries, keys), Mask::Full()));
     const std::vector<int32_t>& own_keys = schedule.key_shard().local_positions();
 
-    BurstAttention::Saved saved;
-    saved.q = RandomTokens(0, schedule.shard().local_positions(), kHeads);
-    saved.k = RandomTokens(1, own_keys, kKvHeads);
-    saved.v = RandomTokens(2, own_keys, kKvHeads);
-    BURST_RETURN_IF_ERROR(
-        attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
-    saved.dout = saved.out.Clone();  // of the loss sum(out^2) / 2
-    Tensor dq, dk, dv;
-    BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+    const AttentionCall call = {
+        &schedule, RandomTokens(0, schedule.shard().local_positions(), kHeads),
+        RandomTokens(1, own_keys, kKvHeads), RandomTokens(2, own_keys, kKvHeads)};
+    AttentionResult result;
+    BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
+    AttentionGradients gradients = {result.out.Clone()};  // of the loss sum(out^2) / 2
+    BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
 
+    const Tensor& dk = gradients.dk;
     std::copy_n(dk.data<float>(), dk.numel(),
                 results->dk.begin() + own_keys.front() * kKvHeads * kHeadDim);
     if (comm.rank() > 0) return absl::OkStatus();
     results->forward_mb = attention->stats().forward.bytes() * 1e-6;
     results->backward_mb = attention->stats().backward.bytes() * 1e-6;
     results->direction = attention->Direction(*schedule.ring(), kHeads, kKvHeads, kHeadDim,
-                                              dq.dtype()) == BackwardDirection::kBurst
+                                              dk.dtype()) == BackwardDirection::kBurst
                              ? "queries"
                              : "keys and values";
     return absl::OkStatus();

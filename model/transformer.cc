@@ -186,10 +186,11 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
     }
     const int64_t heads = parallel_.LocalCount(config_.heads) / group.count;
     const int64_t kv_heads = parallel_.LocalCount(config_.kv_heads) / group.count;
-    attention.SetDropout({AttentionDropoutSeed(of->dropout, layer), of->dropout.first_row,
-                          /*first_head=*/group.index * heads, of->dropout.enabled});
-    return AttentionOp(of.tape, attention, schedule, qkv, heads, kv_heads, of.kept_attention.get(),
-                       group, {sinks, of->chunks == nullptr ? nullptr : of->chunks->chunk_done});
+    const WeightDropout dropout = {AttentionDropoutSeed(of->dropout, layer), of->dropout.first_row,
+                                   /*first_head=*/group.index * heads, of->dropout.enabled};
+    const TapeAttention with = {attention, schedule, dropout, sinks,
+                                of->chunks == nullptr ? nullptr : of->chunks->chunk_done};
+    return AttentionOp(of.tape, with, qkv, heads, kv_heads, of.kept_attention.get(), group);
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, context->shard, batch.positions);

@@ -34,12 +34,13 @@ absl::Status Call(Communicator* comm, bool backward) {
   const int64_t length = schedule.shard().group_length();
   const Tensor q = Tensor::Zeros({1, length, 8, 8}, DType::kFloat32);
   const Tensor k = Tensor::Zeros({1, length, 4, 8}, DType::kFloat32);
-  Tensor out, lse, dq, dk, dv;
-  BURST_RETURN_IF_ERROR(attention->Forward(schedule, q, k, k, &out, &lse));
+  const AttentionCall call = {&schedule, q, k, k};
+  AttentionResult result;
+  BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
+  AttentionGradients gradients = {result.out};
   for (int64_t i = 0; i < kCalls; ++i) {
-    BURST_RETURN_IF_ERROR(
-        backward ? attention->Backward(schedule, {q, k, k, out, lse, out, {}}, &dq, &dk, &dv)
-                 : attention->Forward(schedule, q, k, k, &out, &lse));
+    BURST_RETURN_IF_ERROR(backward ? attention->Backward(call, result, &gradients)
+                                   : attention->Forward(call, &result));
   }
   return absl::OkStatus();
 }

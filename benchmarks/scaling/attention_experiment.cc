@@ -25,25 +25,21 @@ class RankAttention : public AttentionWork {
       return RandomForTiming({problem.batch, length, heads, problem.head_dim}, problem.dtype,
                              problem.device, stream);
     };
-    q_ = random(problem.heads, 0);
-    k_ = random(problem.kv_heads, 1);
-    v_ = random(problem.kv_heads, 2);
-    dout_ = random(problem.heads, 3);
+    call_ = {&schedule_, random(problem.heads, 0), random(problem.kv_heads, 1),
+             random(problem.kv_heads, 2)};
+    call_.wants_lse = false;
+    gradients_.dout = random(problem.heads, 3);
   }
 
-  absl::Status Forward() override {
-    return attention_.Forward(schedule_, q_, k_, v_, &out_, /*lse=*/nullptr, &saved_);
-  }
-  absl::Status Backward() override {
-    saved_.dout = dout_;
-    return attention_.Backward(schedule_, saved_, &dq_, &dk_, &dv_);
-  }
+  absl::Status Forward() override { return attention_.Forward(call_, &result_); }
+  absl::Status Backward() override { return attention_.Backward(call_, result_, &gradients_); }
 
  private:
   SequenceParallelAttention& attention_;
   const AttentionSchedule schedule_;
-  SequenceParallelAttention::Saved saved_;
-  Tensor q_, k_, v_, dout_, out_, dq_, dk_, dv_;
+  AttentionCall call_;
+  AttentionResult result_;
+  AttentionGradients gradients_;
 };
 
 // The work of a strategy on random inputs.

@@ -85,15 +85,16 @@ absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
                          BurstAttention::Create(in_double.options(Strategy::kSingle), nullptr));
   BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                          attention->Schedule(problem.seqlen, problem.mask()));
-  BurstAttention::Saved saved;
-  saved.q = r.q.To(DType::kFloat64);
-  saved.k = r.k.To(DType::kFloat64);
-  saved.v = r.v.To(DType::kFloat64);
-  saved.dout = r.dout.To(DType::kFloat64);
-  BURST_RETURN_IF_ERROR(
-      attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
-  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &r.dq, &r.dk, &r.dv));
-  r.out = saved.out;
+  const AttentionCall call = {&schedule, r.q.To(DType::kFloat64), r.k.To(DType::kFloat64),
+                              r.v.To(DType::kFloat64)};
+  AttentionResult result;
+  BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
+  AttentionGradients gradients = {r.dout.To(DType::kFloat64)};
+  BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
+  r.out = result.out;
+  r.dq = gradients.dq;
+  r.dk = gradients.dk;
+  r.dv = gradients.dv;
   return std::shared_ptr<const ErrorReference>(reference);
 }
 
@@ -110,16 +111,15 @@ absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorRefe
     const auto own = [&](const Tensor& global) {
       return TakeRows(global, positions).To(problem.device);
     };
-    SequenceParallelAttention::Saved saved;
-    Tensor out, dq, dk, dv;
-    BURST_RETURN_IF_ERROR(attention->Forward(schedule, own(reference.q), own(reference.k),
-                                             own(reference.v), &out, /*lse=*/nullptr, &saved));
-    saved.dout = own(reference.dout);
-    BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-    squares[comm.rank()] = {SquaresOf(out, TakeRows(reference.out, positions)),
-                            SquaresOf(dq, TakeRows(reference.dq, positions)),
-                            SquaresOf(dk, TakeRows(reference.dk, positions)),
-                            SquaresOf(dv, TakeRows(reference.dv, positions))};
+    const AttentionCall call = {&schedule, own(reference.q), own(reference.k), own(reference.v)};
+    AttentionResult result;
+    BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
+    AttentionGradients gradients = {own(reference.dout)};
+    BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
+    squares[comm.rank()] = {SquaresOf(result.out, TakeRows(reference.out, positions)),
+                            SquaresOf(gradients.dq, TakeRows(reference.dq, positions)),
+                            SquaresOf(gradients.dk, TakeRows(reference.dk, positions)),
+                            SquaresOf(gradients.dv, TakeRows(reference.dv, positions))};
     return absl::OkStatus();
   };
   BURST_RETURN_IF_ERROR(RunBenchmarkRanks(problem.device, ranks, threads,

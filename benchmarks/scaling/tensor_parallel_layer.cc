@@ -50,17 +50,16 @@ absl::Status TensorParallelLayer::Sum(const Tensor& partial, Tensor* sum) const 
 
 absl::Status TensorParallelLayer::Forward() {
   const Shape whole_shape = {problem_.batch, problem_.seqlen, problem_.heads, problem_.head_dim};
-  Tensor q;
+  call_ = {&schedule_, Tensor(), inputs_.k, inputs_.v};
   {
     Tensor x;
     BURST_RETURN_IF_ERROR(Whole(inputs_.x, &x));
-    q = OwnHeads(x).Clone();  // as a product would make it, which does not keep x
+    call_.q = OwnHeads(x).Clone();  // as a product would make it, which does not keep x
   }
   const Tensor partial = Tensor::Zeros(whole_shape, problem_.dtype, problem_.device);
-  Tensor out = OwnHeads(partial);
-  BURST_RETURN_IF_ERROR(
-      attention_.Forward(schedule_, q, inputs_.k, inputs_.v, &out, /*lse=*/nullptr, &saved_));
-  saved_.out = out.Clone();
+  result_.out = OwnHeads(partial);
+  BURST_RETURN_IF_ERROR(attention_.Forward(call_, &result_));
+  result_.out = result_.out.Clone();
   return Sum(partial, &results_.y);
 }
 
@@ -68,9 +67,11 @@ absl::Status TensorParallelLayer::Backward() {
   Tensor dy, x;
   BURST_RETURN_IF_ERROR(Whole(inputs_.dy, &dy));
   const Tensor partial = Tensor::Zeros(dy.shape(), dy.dtype(), dy.device());
-  Tensor dq = OwnHeads(partial);
-  saved_.dout = OwnHeads(dy);
-  BURST_RETURN_IF_ERROR(attention_.Backward(schedule_, saved_, &dq, &results_.dk, &results_.dv));
+  AttentionGradients gradients = {OwnHeads(dy), /*dlse=*/{}, OwnHeads(partial), results_.dk,
+                                  results_.dv};
+  BURST_RETURN_IF_ERROR(attention_.Backward(call_, result_, &gradients));
+  results_.dk = gradients.dk;
+  results_.dv = gradients.dv;
   BURST_RETURN_IF_ERROR(Whole(inputs_.x, &x));  // which the gradient by the weights would need
   return Sum(partial, &results_.dx);
 }

@@ -68,7 +68,8 @@ class TensorParallelLayer : public AttentionWork {
   const TokenExchange exchange_;
   Inputs inputs_;
   Results results_;
-  SequenceParallelAttention::Saved saved_;
+  AttentionCall call_;
+  AttentionResult result_;
 };
 
 }  // namespace burst

@@ -44,9 +44,9 @@ void GradientSum::Finish(const Tensor& arrived) const {
   }
 }
 
-BackwardSide::BackwardSide(const std::vector<int32_t>& positions, const Ring::Block& block,
+BackwardSide::BackwardSide(int rank, const Ring::Block& block,
                            std::initializer_list<Tensor> results, bool one_call, bool clears)
-    : positions_(positions), block_(block), one_call_(one_call) {
+    : rank_(rank), block_(block), one_call_(one_call) {
   for (const Tensor& result : results) gradients_.emplace_back(result, one_call);
   if (!clears) return;
   for (const GradientSum& gradient : gradients_) gradient.sum().Fill(0);
@@ -59,7 +59,7 @@ void BackwardSide::LetKernelsConvert() {
 }
 
 SideOfStep BackwardSide::OfStep() const {
-  SideOfStep side = {positions_, {}, {}, {}};
+  SideOfStep side = {rank_, {}, {}, {}};
   for (const Ring::BlockTensor& input : block_) side.inputs.push_back(input.tensor);
   for (const GradientSum& gradient : gradients_) {
     side.sums.push_back(one_call_ ? Tensor() : gradient.sum());
@@ -91,10 +91,10 @@ TravelingSide::TravelingSide(const BackwardSide* own, const RingRoute& route,
   }
 }
 
-SideOfStep TravelingSide::OfStep(int source, const std::vector<int32_t>& positions,
-                                 const Ring::Tensors& visiting, const Ring::Sums& sums) const {
+SideOfStep TravelingSide::OfStep(int source, const Ring::Tensors& visiting,
+                                 const Ring::Sums& sums) const {
   if (source != rank_) {
-    return {positions, visiting, sums.tensors, Ring::Tensors(sums.tensors.size()), sums.first};
+    return {source, visiting, sums.tensors, Ring::Tensors(sums.tensors.size()), sums.first};
   }
   SideOfStep side = own_.OfStep();
   if (rows_ == nullptr) side.inputs = visiting;  // contiguous

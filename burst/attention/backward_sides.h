@@ -34,7 +34,7 @@ class GradientSum {
 
 // What the calls of a step read and write of one side: of this rank's block or of one that visits.
 struct SideOfStep {
-  const std::vector<int32_t>& positions;  // of the block's tokens
+  int source;  // the rank whose block it is
   Ring::Tensors inputs;
   // Null sums: one call assigns the results. Null results: the last call converts nothing.
   Ring::Tensors sums, results;
@@ -46,8 +46,8 @@ struct SideOfStep {
 class BackwardSide {
  public:
   // results: of the gradients. one_call, clears: as the plan says.
-  BackwardSide(const std::vector<int32_t>& positions, const Ring::Block& block,
-               std::initializer_list<Tensor> results, bool one_call, bool clears);
+  BackwardSide(int rank, const Ring::Block& block, std::initializer_list<Tensor> results,
+               bool one_call, bool clears);
 
   const Ring::Block& block() const { return block_; }
   const std::vector<GradientSum>& gradients() const { return gradients_; }
@@ -58,7 +58,7 @@ class BackwardSide {
   void Finish(const Ring::Tensors& arrived) const;
 
  private:
-  const std::vector<int32_t>& positions_;
+  const int rank_;
   const Ring::Block block_;
   const bool one_call_;
   std::vector<GradientSum> gradients_;
@@ -74,9 +74,8 @@ class TravelingSide {
 
   const Ring::Block& sent() const { return sent_; }
   Ring::BlockGradients* gradients() { return &gradients_; }
-  // What a step reads and writes where the block of `source` is. `positions`: of what it sends.
-  SideOfStep OfStep(int source, const std::vector<int32_t>& positions,
-                    const Ring::Tensors& visiting, const Ring::Sums& sums) const;
+  // What a step reads and writes where the block of `source` is.
+  SideOfStep OfStep(int source, const Ring::Tensors& visiting, const Ring::Sums& sums) const;
   // Adds what has come back, and makes the results.
   void Finish();
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "burst/attention/check_tensors.h"
 #include "burst/attention/kernel_calls.h"
 #include "burst/base/check.h"
 #include "burst/base/enum_names.h"
@@ -20,10 +19,6 @@ constexpr EnumName<BackwardDirection> kBackwardDirections[] = {{BackwardDirectio
                                                                {BackwardDirection::kRing, "ring"}};
 constexpr EnumName<RingGradDType> kRingGradDTypes[] = {{RingGradDType::kFp32, "fp32"},
                                                        {RingGradDType::kBf16, "bf16"}};
-
-absl::Status OfAnotherAttention() {
-  return absl::InvalidArgumentError("schedule: must be of a ring; got one of exact attention");
-}
 
 }  // namespace
 
@@ -88,19 +83,6 @@ absl::StatusOr<AttentionSchedule> BurstAttention::Schedule(const Sequences& sequ
   return AttentionSchedule(std::move(made));
 }
 
-absl::Status BurstAttention::Forward(const AttentionSchedule& schedule, const Tensor& q,
-                                     const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
-                                     Saved* saved) {
-  if (schedule.ring() == nullptr) return OfAnotherAttention();
-  return Forward(*schedule.ring(), q, k, v, out, lse, saved);
-}
-
-absl::Status BurstAttention::Backward(const AttentionSchedule& schedule, const Saved& saved,
-                                      Tensor* dq, Tensor* dk, Tensor* dv, Tensor* dsinks) {
-  if (schedule.ring() == nullptr) return OfAnotherAttention();
-  return Backward(*schedule.ring(), saved, dq, dk, dv, dsinks);
-}
-
 absl::StatusOr<TokenShard> BurstAttention::QueryShard(const Sequences& sequences,
                                                       const Mask& mask) const {
   if (sequences.positions.has_value()) return Shard(*sequences.positions);
@@ -129,53 +111,50 @@ const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {
   return options_.kernels != nullptr ? *options_.kernels : KernelsOf(q.device());
 }
 
-bool BurstAttention::TakesBlocks(const Tensor& q) const {
-  const AttentionKernels& kernels = KernelsFor(q);
-  return kernels.TakesBlocks(q.dtype(), q.dim(3)) &&
-         (!options_.scores.any() || kernels.ChangesScoresOfBlocks());
+bool BurstAttention::TakesBlocks(const AttentionCall& call) const {
+  const AttentionKernels& kernels = KernelsFor(call.q);
+  return kernels.TakesBlocks(call.q.dtype(), call.q.dim(3)) &&
+         (NameOfFirst(options_.scores, call.wants_max_logits) == nullptr ||
+          kernels.ChangesScoresOfBlocks());
 }
 
-absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,
-                                         const Tensor& k, const Tensor& v) const {
-  BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
-  BURST_RETURN_IF_ERROR(KernelsFor(q).Check(q.device(), q.dtype(), q.dim(3)));
+absl::Status BurstAttention::Check(const AttentionCall& call) const {
+  const Tensor& q = call.q;
+  const AttentionKernels& kernels = KernelsFor(q);
+  BURST_RETURN_IF_ERROR(call.Check(kernels));
   if (options_.ring_grad_dtype == RingGradDType::kBf16 && q.dtype() != DType::kBFloat16) {
     return absl::InvalidArgumentError(
         absl::StrCat("ring_grad_dtype: bf16 is for bfloat16 tensors, these are ", Name(q.dtype())));
   }
-  if (options_.fp8_forward && options_.scores.any()) {
-    return absl::InvalidArgumentError(absl::StrCat("fp8_forward: ", NameOfFirst(options_.scores),
-                                                   " needs the forward of 16 bits or more"));
-  }
   if (options_.fp8_forward) {
-    BURST_RETURN_IF_ERROR(KernelsFor(q).CheckFp8(q.device(), q.dtype(), q.dim(3)));
+    const char* const changed = NameOfFirst(options_.scores, call.wants_max_logits);
+    if (changed != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("fp8_forward: ", changed, " needs the forward of 16 bits or more"));
+    }
+    BURST_RETURN_IF_ERROR(kernels.CheckFp8(q.device(), q.dtype(), q.dim(3)));
+  }
+  const RingSchedule* const schedule = call.schedule->ring();
+  if (schedule == nullptr) {
+    return absl::InvalidArgumentError("schedule: must be of a ring; got one of exact attention");
   }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
-  if (schedule.shard().group_index() != rank || schedule.shard().num_groups() != world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the schedule is for rank ", schedule.shard().group_index(), " of ",
-                     schedule.shard().num_groups(), ", this is rank ", rank, " of ", world_size));
+  const TokenShard& shard = schedule->shard();
+  if (shard.group_index() != rank || shard.num_groups() != world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", shard.group_index(),
+                                                   " of ", shard.num_groups(), ", this is rank ",
+                                                   rank, " of ", world_size));
   }
   const bool flat = options_.ranks_per_node == 0 || options_.ranks_per_node == world_size;
-  if (schedule.ranks_per_node() < world_size && flat) {
+  if (schedule->ranks_per_node() < world_size && flat) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the schedule is for ", schedule.ranks_per_node(), " ranks per node, this ring is flat"));
+        "the schedule is for ", schedule->ranks_per_node(), " ranks per node, this ring is flat"));
   }
-  BURST_RETURN_IF_ERROR(CheckFitsSchedule(q, k, schedule.shard().group_length(),
-                                          schedule.key_shard().group_length(), schedule.rows()));
-  return CheckScores(options_.scores, schedule.is_cross(), q.dim(2) * group_.size, KernelsFor(q));
-}
-
-absl::Status BurstAttention::CheckSaved(const Saved& saved) const {
-  const Tensor& q = saved.q;
-  const DType sum_dtype = SumDType(q.dtype());
-  BURST_RETURN_IF_ERROR(CheckTensor("out", saved.out, q.shape(), q.dtype(), q.device()));
-  BURST_RETURN_IF_ERROR(CheckTensor("dout", saved.dout, q.shape(), q.dtype(), q.device()));
-  BURST_RETURN_IF_ERROR(CheckTensor("lse", saved.lse, LseShape(q), sum_dtype, q.device()));
-  if (!saved.lse.is_contiguous()) return absl::InvalidArgumentError("lse: must be contiguous");
-  if (saved.dlse.null()) return absl::OkStatus();
-  return CheckTensor("dlse", saved.dlse, LseShape(q), sum_dtype, q.device());
+  BURST_RETURN_IF_ERROR(
+      call.CheckLengths(shard.group_length(), schedule->key_shard().group_length()));
+  return CheckScores(options_.scores, call.wants_max_logits, schedule->is_cross(),
+                     q.dim(2) * group_.size, kernels);
 }
 
 BurstAttention::BytesSent BurstAttention::bytes_sent() const {
@@ -184,60 +163,63 @@ BurstAttention::BytesSent BurstAttention::bytes_sent() const {
           backward.bytes(Link::kInter)};
 }
 
-absl::Status BurstAttention::CheckForward(const RingSchedule& schedule, const Tensor& q,
-                                          const Tensor& k, const Tensor& v, Tensor* out,
-                                          Tensor* lse) const {
-  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
-  BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
-  BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), SumDType(q.dtype()), q.device(), lse));
-  if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse: must be contiguous");
-  return CheckSinks(sinks(), q);
-}
-
-void BurstAttention::BeginMaxLogits(const Tensor& q) {
-  max_logits_ = Tensor();
-  if (!options_.scores.max_logits) return;
-  max_logits_ = Tensor::Empty({q.dim(0), q.dim(kHeadAxis)}, DType::kFloat32, q.device());
-  max_logits_.Fill(-HUGE_VAL);
-}
-
-FlashForwardParams BurstAttention::ForwardParams(const Tensor& q, const Tensor& lse) const {
+FlashForwardParams BurstAttention::ForwardParams(const AttentionCall& call, const Tensor& lse,
+                                                 const Tensor& largest) const {
   FlashForwardParams params;
-  params.q = Operand(q);
+  params.q = Operand(call.q);
   params.lse = lse.raw_data();
   params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
   params.fp8 = options_.fp8_forward;
-  if (!max_logits_.null()) params.max_logits = static_cast<float*>(max_logits_.raw_data());
+  if (!largest.null()) params.max_logits = static_cast<float*>(largest.raw_data());
   return params;
 }
 
-absl::Status BurstAttention::EndMaxLogits() {
-  if (max_logits_.null()) return absl::OkStatus();
-  max_logits_ = max_logits_.To(DeviceType::kCpu);
-  return MaxOverRanks(comm_, max_logits_);
+ScoreChanges BurstAttention::ScoresOf(const AttentionCall& call, int queries, int keys,
+                                      int64_t first_head) const {
+  const ScoreOptions& options = options_.scores;
+  const DeviceType device = call.q.device();
+  ScoreChanges changes;
+  changes.softcap = options.softcap;
+  changes.dropout = call.dropout.enabled ? options.dropout : 0;
+  changes.seed = call.dropout.seed;
+  changes.first_row = call.dropout.first_row;
+  changes.first_head =
+      call.dropout.first_head + group_.group_rank * call.q.dim(kHeadAxis) + first_head;
+  const bool has_slopes = !options.alibi_slopes.empty();
+  if (has_slopes) {
+    changes.alibi_slopes = slopes_.On(device, options.alibi_slopes) + changes.first_head;
+  }
+  if (has_slopes || changes.dropout != 0) {
+    changes.q_positions = call.schedule->ring()->query_positions(queries, device);
+    changes.k_positions = call.schedule->ring()->key_positions(keys, device);
+  }
+  return changes;
 }
 
-absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
-                                     const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) {
-  Tensor own_lse;
-  if (lse == nullptr) lse = &own_lse;
-  BURST_RETURN_IF_ERROR(CheckForward(schedule, q, k, v, out, lse));
+absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult* result) {
+  BURST_RETURN_IF_ERROR(Check(call));
+  BURST_RETURN_IF_ERROR(result->Prepare(call));
+  const RingSchedule& schedule = *call.schedule->ring();
+  const Tensor &q = call.q, &k = call.k, &v = call.v, &out = result->out;
 
   // Q stays, K and V visit the ranks. In each round, and for each part of its mask: (O, lse) <-
   // merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. The last one converts
   // O, if it is accumulated in another dtype.
   const int64_t num_heads = q.dim(kHeadAxis);
   const CallPlan& plan =
-      schedule.calls({RingPass::kForward, TakesBlocks(q), num_heads, k.dim(kHeadAxis)});
+      schedule.calls({RingPass::kForward, TakesBlocks(call), num_heads, k.dim(kHeadAxis)});
   const DType sum_dtype = SumDType(q.dtype());
   const bool in_place = plan.one_call || q.dtype() == sum_dtype;
-  const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
+  const Tensor sum = in_place ? out : Tensor::Empty(q.shape(), sum_dtype, q.device());
   Ring::Block block = {{k, kSeqAxis}, {v, kSeqAxis}};
   if (schedule.shard().num_groups() > 1) block = BlockForSending(block, schedule.key_rows());
-  BeginMaxLogits(q);
+  Tensor largest;
+  if (call.wants_max_logits) {
+    largest = Tensor::Empty(result->max_logits.shape(), DType::kFloat32, q.device());
+    largest.Fill(-HUGE_VAL);
+  }
 
-  FlashForwardParams params = ForwardParams(q, *lse);
-  RankScores scores(options_.scores, dropout(), group_, num_heads, q.device());
+  FlashForwardParams params = ForwardParams(call, result->lse, largest);
   const int rank = schedule.shard().group_index();
   bool converted = in_place;
   auto step = plan.steps.begin();
@@ -249,17 +231,14 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
     params.k = Operand(kv[0]);
     params.v = Operand(kv[1]);
     params.shape = KernelShape(options_.softmax_scale, q, kv[0]);
-    params.shape.scores = scores.For(
-        schedule.shard().group_positions(rank),
-        own_rows ? schedule.key_shard().group_positions(rank) : schedule.keys_sent_by(source),
-        /*first_head=*/0);
-    for (const PlannedCall& call : step->calls) {
-      converted = in_place || (plan.last_converts && !call.queries.last.empty());
-      const Tensor& result = converted ? *out : sum;
-      SetMask(call.part, schedule.for_keys_of(source), q.device(), &params.shape);
-      params.out = Operand(result);
-      params.out_dtype = result.dtype();
-      params.sinks = params.merge || sinks().null() ? nullptr : sinks().raw_data();
+    params.shape.scores = ScoresOf(call, rank, source, /*first_head=*/0);
+    for (const PlannedCall& planned : step->calls) {
+      converted = in_place || (plan.last_converts && !planned.queries.last.empty());
+      const Tensor& to = converted ? out : sum;
+      SetMask(planned.part, schedule.for_keys_of(source), q.device(), &params.shape);
+      params.out = Operand(to);
+      params.out_dtype = to.dtype();
+      params.sinks = params.merge || call.sinks.null() ? nullptr : call.sinks.raw_data();
       if (params.merge && !in_place) params.sum = Operand(sum);
       KernelsFor(q).Forward(params);
       params.merge = true;
@@ -268,11 +247,11 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   };
   BURST_RETURN_IF_ERROR(
       ring_->Run(schedule.kv_route(), block, /*gradients=*/nullptr, compute, &stats_.forward));
-  if (!converted) FlashConvert(sum, *out);
-  BURST_RETURN_IF_ERROR(EndMaxLogits());
-  if (saved != nullptr) {
-    *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout(), sinks()};
-  }
+  if (!converted) FlashConvert(sum, out);
+  if (largest.null()) return absl::OkStatus();
+  largest = largest.To(DeviceType::kCpu);
+  BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, largest));
+  result->max_logits.CopyFrom(largest);
   return absl::OkStatus();
 }
 

@@ -21,8 +21,11 @@
 //     BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule, attention->Schedule(seqlen,
 //     Mask::Causal()));
 //     // q, k, v: of this rank's tokens, schedule.shard().local_positions()
-//     BURST_RETURN_IF_ERROR(attention->Forward(schedule, q, k, v, &out, &lse));
-//     return attention->Backward(schedule, {q, k, v, out, lse, dout}, &dq, &dk, &dv);
+//     const AttentionCall call = {&schedule, q, k, v};
+//     AttentionResult result;
+//     BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
+//     AttentionGradients gradients = {dout};  // of result.out; Backward makes dq, dk and dv
+//     return attention->Backward(call, result, &gradients);
 //   });
 #pragma once
 
@@ -34,7 +37,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "burst/attention/attention_call.h"
 #include "burst/attention/attention_ranks.h"
+#include "burst/attention/kernel_mask.h"
 #include "burst/attention/ring/call_plan.h"
 #include "burst/attention/ring/ring.h"
 #include "burst/attention/ring/schedule.h"
@@ -100,22 +105,11 @@ class BurstAttention : public SequenceParallelAttention {
   absl::StatusOr<AttentionSchedule> Schedule(const Sequences& sequences,
                                              const Mask& mask) const override;
 
-  // Results are accumulated over rounds in SumDType(dtype). `saved` is what Forward was given and
-  // gave: callers may as well put it together from those. InvalidArgument for a ring_grad_dtype
-  // that is not for the dtype of q.
-  absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
-  absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, Tensor* out, Tensor* lse, Saved* saved);
-  absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, Tensor* out, Tensor* lse) {
-    return Forward(schedule, q, k, v, out, lse, /*saved=*/nullptr);
-  }
-  using SequenceParallelAttention::Backward;
-  absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
-                        Tensor* dk, Tensor* dv, Tensor* dsinks) override;
-  absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv, Tensor* dsinks);
+  // Results are accumulated over rounds in SumDType(dtype); lse is contiguous. InvalidArgument also
+  // for a ring_grad_dtype that is not for the dtype of q.
+  absl::Status Forward(const AttentionCall& call, AttentionResult* result) override;
+  absl::Status Backward(const AttentionCall& call, const AttentionResult& result,
+                        AttentionGradients* gradients) override;
 
   ScoreOptions scores() const override { return options_.scores; }
 
@@ -128,6 +122,8 @@ class BurstAttention : public SequenceParallelAttention {
   DType RingGradDTypeOf(DType dtype) const;
 
   const BurstAttentionOptions& options() const { return options_; }
+  // The kernels for tensors like q.
+  const AttentionKernels& KernelsFor(const Tensor& q) const;
 
   // Returns what this rank sent and computed since creation or ResetStats.
   struct Stats {
@@ -141,33 +137,30 @@ class BurstAttention : public SequenceParallelAttention {
   BurstAttention(const BurstAttentionOptions& options, std::shared_ptr<AttentionRanks> ranks,
                  Ring* ring, const RankGroup& group);
 
-  absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
-                           const Tensor& v) const;
-  absl::Status CheckSaved(const Saved& saved) const;
+  absl::Status Check(const AttentionCall& call) const;
   absl::StatusOr<TokenShard> Shard(Layout layout, int64_t seqlen) const;
   absl::StatusOr<TokenShard> Shard(const std::vector<std::vector<int32_t>>& positions) const;
   absl::StatusOr<TokenShard> QueryShard(const Sequences& sequences, const Mask& mask) const;
-  absl::Status CheckForward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
-                            const Tensor& v, Tensor* out, Tensor* lse) const;
-  absl::StatusOr<Tensor> DeltaAndSinkGradients(const Saved& saved, const Tensor& lse,
-                                               Tensor* dsinks) const;
-  // What all calls of a Forward have in common.
-  FlashForwardParams ForwardParams(const Tensor& q, const Tensor& lse) const;
-  // max_logits_ before and after the calls of a Forward.
-  void BeginMaxLogits(const Tensor& q);
-  absl::Status EndMaxLogits();
+  Tensor DeltaAndSinkGradients(const AttentionCall& call, const AttentionResult& result,
+                               AttentionGradients* gradients) const;
+  // What all calls of a Forward have in common. largest: null, or of every head.
+  FlashForwardParams ForwardParams(const AttentionCall& call, const Tensor& lse,
+                                   const Tensor& largest) const;
+  // The changes of scores in one call of the kernels, for the queries and the keys of these ranks'
+  // blocks and the heads from `first_head` on.
+  ScoreChanges ScoresOf(const AttentionCall& call, int queries, int keys, int64_t first_head) const;
   // The calls of the kernels in one step of the ring.
-  void BackwardOfStep(const PlannedStep& step, const KernelMask& mask, const SideOfStep& queries,
-                      const SideOfStep& keys, RankScores* scores) const;
-  const AttentionKernels& KernelsFor(const Tensor& q) const;
+  void BackwardOfStep(const AttentionCall& call, const PlannedStep& step, const KernelMask& mask,
+                      const SideOfStep& queries, const SideOfStep& keys) const;
   // Whether masks that are sparse in blocks are given to the kernels as such.
-  bool TakesBlocks(const Tensor& q) const;
+  bool TakesBlocks(const AttentionCall& call) const;
 
   const BurstAttentionOptions options_;
   const std::shared_ptr<AttentionRanks> ranks_;
   Communicator* const comm_;  // of ranks_
   Ring* const ring_;          // of ranks_
   const RankGroup group_;
+  KernelArray<float> slopes_;  // of ALiBi
   Stats stats_;
 };
 

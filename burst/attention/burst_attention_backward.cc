@@ -54,29 +54,29 @@ BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_
 }
 
 // Computes delta = rowsum(dO * O) - dlse once, so that O need not be sent.
-absl::StatusOr<Tensor> BurstAttention::DeltaAndSinkGradients(const Saved& saved, const Tensor& lse,
-                                                             Tensor* dsinks) const {
-  const Tensor& q = saved.q;
-  const Tensor delta = Tensor::Empty(LseShape(q), SumDType(q.dtype()), q.device());
-  const Tensor dlse = saved.dlse.null() ? Tensor() : saved.dlse.Contiguous();
+Tensor BurstAttention::DeltaAndSinkGradients(const AttentionCall& call,
+                                             const AttentionResult& result,
+                                             AttentionGradients* gradients) const {
+  const Tensor& q = call.q;
+  const Tensor delta = Tensor::EmptyLike(result.lse);
+  const Tensor dlse = gradients->dlse.null() ? Tensor() : gradients->dlse.Contiguous();
   FlashDeltaParams params;
-  params.shape = KernelShape(options_.softmax_scale, q, saved.k);
-  params.out = Operand(saved.out);
-  params.dout = Operand(saved.dout);
+  params.shape = KernelShape(options_.softmax_scale, q, call.k);
+  params.out = Operand(result.out);
+  params.dout = Operand(gradients->dout);
   params.dlse = dlse.null() ? nullptr : dlse.raw_data();
   params.delta = delta.raw_data();
   KernelsFor(q).Delta(params);
-  if (dsinks != nullptr) {
-    BURST_RETURN_IF_ERROR(CheckSinks(saved.sinks, q, /*needed=*/true));
-    *dsinks = Tensor::Empty({1, q.dim(2)}, delta.dtype(), q.device());
-    FlashSinkGrads(lse, delta, saved.sinks, dsinks->View({q.dim(2)}));
+  if (!call.sinks.null()) {
+    gradients->dsinks = Tensor::Empty({1, q.dim(2)}, delta.dtype(), q.device());
+    FlashSinkGrads(result.lse, delta, call.sinks, gradients->dsinks.View({q.dim(2)}));
   }
   return delta;
 }
 
-void BurstAttention::BackwardOfStep(const PlannedStep& step, const KernelMask& mask,
-                                    const SideOfStep& queries, const SideOfStep& keys,
-                                    RankScores* scores) const {
+void BurstAttention::BackwardOfStep(const AttentionCall& call, const PlannedStep& step,
+                                    const KernelMask& mask, const SideOfStep& queries,
+                                    const SideOfStep& keys) const {
   if (step.calls.empty()) return;
   const Tensor &q = queries.inputs[0], &k = keys.inputs[0];
   const Tensor lse = RowsOf(queries.inputs[2], step.queries);
@@ -102,40 +102,38 @@ void BurstAttention::BackwardOfStep(const PlannedStep& step, const KernelMask& m
   params.shape = KernelShape(options_.softmax_scale, q, k);
   params.shape.num_heads = step.queries.end - step.queries.begin;
   params.shape.num_kv_heads = step.keys.end - step.keys.begin;
-  params.shape.scores = scores->For(queries.positions, keys.positions, step.queries.begin);
-  for (const PlannedCall& call : step.calls) {
-    SetMask(call.part, mask, q.device(), &params.shape);
+  params.shape.scores = ScoresOf(call, queries.source, keys.source, step.queries.begin);
+  for (const PlannedCall& planned : step.calls) {
+    SetMask(planned.part, mask, q.device(), &params.shape);
     if (!assign) {
-      params.first_dq = queries.begins ? call.queries.first : HeadRange();
-      params.first_dkv = keys.begins ? call.keys.first : HeadRange();
-      params.last_dkv = converts ? call.keys.last : HeadRange();
+      params.first_dq = queries.begins ? planned.queries.first : HeadRange();
+      params.first_dkv = keys.begins ? planned.keys.first : HeadRange();
+      params.last_dkv = converts ? planned.keys.last : HeadRange();
     }
     KernelsFor(q).Backward(params);
   }
 }
 
-absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
-                                      Tensor* dk, Tensor* dv, Tensor* dsinks) {
-  const Tensor &q = saved.q, &k = saved.k;
-  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, saved.v));
-  BURST_RETURN_IF_ERROR(CheckSaved(saved));
-  BURST_RETURN_IF_ERROR(EnsureGradients(saved, dq, dk, dv));
-  const Tensor lse = saved.lse.Contiguous();
-  BURST_ASSIGN_OR_RETURN(const Tensor delta, DeltaAndSinkGradients(saved, lse, dsinks));
+absl::Status BurstAttention::Backward(const AttentionCall& call, const AttentionResult& result,
+                                      AttentionGradients* gradients) {
+  BURST_RETURN_IF_ERROR(Check(call));
+  BURST_RETURN_IF_ERROR(result.Check(call));
+  BURST_RETURN_IF_ERROR(gradients->Prepare(call));
+  const RingSchedule& schedule = *call.schedule->ring();
+  const Tensor &q = call.q, &k = call.k, &lse = result.lse;
+  const Tensor delta = DeltaAndSinkGradients(call, result, gradients);
   const int64_t num_heads = q.dim(kHeadAxis), num_kv_heads = k.dim(kHeadAxis);
   const bool burst = Direction(schedule, num_heads, num_kv_heads, q.dim(3), q.dtype()) ==
                      BackwardDirection::kBurst;
   const CallPlan& plan = schedule.calls({burst ? RingPass::kBurstBackward : RingPass::kRingBackward,
-                                         TakesBlocks(q), num_heads, num_kv_heads});
+                                         TakesBlocks(call), num_heads, num_kv_heads});
 
   const int rank = schedule.shard().group_index();
   BackwardSide queries(
-      schedule.shard().group_positions(rank),
-      {{q, kSeqAxis}, {saved.dout, kSeqAxis}, {lse, kLseSeqAxis}, {delta, kLseSeqAxis}}, {*dq},
-      plan.one_call, plan.clears_queries);
-  BackwardSide keys(schedule.key_shard().group_positions(rank),
-                    {{k, kSeqAxis}, {saved.v, kSeqAxis}}, {*dk, *dv}, plan.one_call,
-                    plan.clears_keys);
+      rank, {{q, kSeqAxis}, {gradients->dout, kSeqAxis}, {lse, kLseSeqAxis}, {delta, kLseSeqAxis}},
+      {gradients->dq}, plan.one_call, plan.clears_queries);
+  BackwardSide keys(rank, {{k, kSeqAxis}, {call.v, kSeqAxis}}, {gradients->dk, gradients->dv},
+                    plan.one_call, plan.clears_keys);
   if (plan.last_converts) keys.LetKernelsConvert();
 
   const RingRoute& route = burst ? schedule.query_route() : schedule.kv_route();
@@ -144,20 +142,16 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
                           RingGradDTypeOf(q.dtype()));
   const BackwardSide& staying = burst ? keys : queries;
   const SideOfStep stays = staying.OfStep();
-  RankScores scores(options_.scores, saved.dropout, group_, num_heads, q.device());
   auto step = plan.steps.begin();
   BURST_RETURN_IF_ERROR(ring_->Run(
       route, traveling.sent(), traveling.gradients(),
       [&](int source, Ring::Part, const Ring::Tensors& block, const Ring::Sums& sums) {
         BURST_CHECK_EQ(source, step->source);
+        const SideOfStep visits = traveling.OfStep(source, block, sums);
         if (burst) {
-          const SideOfStep visits =
-              traveling.OfStep(source, schedule.queries_sent_by(source), block, sums);
-          BackwardOfStep(*step, schedule.for_queries_of(source), visits, stays, &scores);
+          BackwardOfStep(call, *step, schedule.for_queries_of(source), visits, stays);
         } else {
-          const SideOfStep visits =
-              traveling.OfStep(source, schedule.keys_sent_by(source), block, sums);
-          BackwardOfStep(*step, schedule.for_keys_of(source), stays, visits, &scores);
+          BackwardOfStep(call, *step, schedule.for_keys_of(source), stays, visits);
         }
         ++step;
       },

@@ -100,13 +100,15 @@ void ForEachCall(const ExactSchedule& schedule, const ExactAttentionOptions& opt
 }
 
 // Returns delta of a call's queries (FlashDeltaParams), in the form of their lse.
-Tensor DeltaOf(const Call& call, const SequenceParallelAttention::Saved& saved, const Tensor& lse) {
-  const Tensor dlse = saved.dlse.null() ? Tensor() : call.Statistics(saved.dlse).Contiguous();
+Tensor DeltaOf(const Call& call, const AttentionResult& result, const AttentionGradients& gradients,
+               const Tensor& lse) {
+  const Tensor& all = gradients.dlse;
+  const Tensor dlse = all.null() ? Tensor() : call.Statistics(all).Contiguous();
   const Tensor delta = Tensor::EmptyLike(lse);
   FlashDeltaParams params;
   params.shape = call.shape;
-  params.out = Operand(call.Queries(saved.out));
-  params.dout = Operand(call.Queries(saved.dout));
+  params.out = Operand(call.Queries(result.out));
+  params.dout = Operand(call.Queries(gradients.dout));
   params.dlse = dlse.null() ? nullptr : dlse.raw_data();
   params.delta = delta.raw_data();
   KernelsOf(lse.device()).Delta(params);
@@ -153,9 +155,9 @@ absl::StatusOr<AttentionSchedule> ExactAttention::Schedule(const Sequences& sequ
   return AttentionSchedule(std::move(made));
 }
 
-absl::Status ExactAttention::CheckInputs(const AttentionSchedule& schedule, const Tensor& q,
-                                         const Tensor& k, const Tensor& v) const {
-  BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
+absl::Status ExactAttention::Check(const AttentionCall& call) const {
+  BURST_RETURN_IF_ERROR(call.Check(KernelsOf(call.q.device())));
+  const AttentionSchedule& schedule = *call.schedule;
   const TokenShard& shard = schedule.shard();
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   if (schedule.exact() == nullptr || schedule.exact()->chunk() != options_.chunk ||
@@ -167,11 +169,12 @@ absl::Status ExactAttention::CheckInputs(const AttentionSchedule& schedule, cons
                                                    options_.chunk, " tokens, these have ",
                                                    shard.seqlen()));
   }
-  return CheckFitsSchedule(q, k, shard.local_length(), shard.local_length(), schedule.rows());
+  return call.CheckLengths(shard.local_length(), shard.local_length());
 }
 
-absl::Status ExactAttention::GatherKeys(const TokenShard& shard, const Tensor& k, const Tensor& v,
-                                        Tensor* all_k, Tensor* all_v) {
+absl::Status ExactAttention::GatherKeys(const AttentionCall& call, Tensor* all_k, Tensor* all_v) {
+  const TokenShard& shard = call.schedule->shard();
+  const Tensor &k = call.k, &v = call.v;
   if (ranks() == 1) {
     *all_k = k;
     *all_v = v;
@@ -205,85 +208,78 @@ absl::StatusOr<Tensor> ExactAttention::ReduceKeyGrads(const TokenShard& shard, c
   return own;
 }
 
-absl::Status ExactAttention::Forward(const AttentionSchedule& schedule, const Tensor& q,
-                                     const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
-                                     Saved* saved) {
-  Tensor own_lse;
-  if (lse == nullptr) lse = &own_lse;
-  const DType sum_dtype = SumDType(q.dtype());
-  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
-  BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
-  BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
-  BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
+absl::Status ExactAttention::Forward(const AttentionCall& call, AttentionResult* result) {
+  BURST_RETURN_IF_ERROR(Check(call));
+  BURST_RETURN_IF_ERROR(result->Prepare(call));
   Tensor all_k, all_v;
   const int64_t sent = comm_ == nullptr ? 0 : comm_->stats().bytes_sent[2];
-  BURST_RETURN_IF_ERROR(GatherKeys(schedule.shard(), k, v, &all_k, &all_v));
+  BURST_RETURN_IF_ERROR(GatherKeys(call, &all_k, &all_v));
   if (comm_ != nullptr) sent_.forward += comm_->stats().bytes_sent[2] - sent;
 
   // The kernels write lse contiguous, chunk by chunk.
-  const ExactSchedule& chunks = *schedule.exact();
-  const Tensor chunk_lse =
-      Tensor::Empty({q.dim(0), chunks.count(), q.dim(2), chunks.chunk()}, sum_dtype, q.device());
+  const Tensor& q = call.q;
+  const ExactSchedule& chunks = *call.schedule->exact();
+  const Tensor chunk_lse = Tensor::Empty({q.dim(0), chunks.count(), q.dim(2), chunks.chunk()},
+                                         result->lse.dtype(), q.device());
   std::vector<TensorCopy> copies;
-  ForEachCall(chunks, options_, q, k, [&](const Call& call) {
+  ForEachCall(chunks, options_, q, call.k, [&](const Call& chunk) {
     const Tensor part =
-        chunk_lse.Slice(0, call.row, call.rows).Slice(1, call.begin / chunks.chunk(), 1);
+        chunk_lse.Slice(0, chunk.row, chunk.rows).Slice(1, chunk.begin / chunks.chunk(), 1);
     FlashForwardParams params;
-    params.shape = call.shape;
-    params.q = Operand(call.Queries(q));
-    params.k = Operand(call.Keys(all_k));
-    params.v = Operand(call.Keys(all_v));
-    params.out = Operand(call.Queries(*out));
+    params.shape = chunk.shape;
+    params.q = Operand(chunk.Queries(q));
+    params.k = Operand(chunk.Keys(all_k));
+    params.v = Operand(chunk.Keys(all_v));
+    params.out = Operand(chunk.Queries(result->out));
     params.out_dtype = q.dtype();
     params.lse = part.raw_data();
-    if (!sinks().null()) params.sinks = sinks().raw_data();
+    if (!call.sinks.null()) params.sinks = call.sinks.raw_data();
     KernelsOf(q.device()).Forward(params);
-    copies.push_back({part.View({call.rows, q.dim(2), chunks.chunk()}), call.Statistics(*lse)});
+    copies.push_back(
+        {part.View({chunk.rows, q.dim(2), chunks.chunk()}), chunk.Statistics(result->lse)});
   });
   CopyAll(copies);
-  if (saved != nullptr) {
-    *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout(), sinks()};
-  }
   return absl::OkStatus();
 }
 
-absl::Status ExactAttention::Backward(const AttentionSchedule& schedule, const Saved& saved,
-                                      Tensor* dq, Tensor* dk, Tensor* dv, Tensor* dsinks) {
-  const Tensor &q = saved.q, &k = saved.k;
+absl::Status ExactAttention::Backward(const AttentionCall& call, const AttentionResult& result,
+                                      AttentionGradients* gradients) {
+  BURST_RETURN_IF_ERROR(Check(call));
+  BURST_RETURN_IF_ERROR(result.Check(call));
+  BURST_RETURN_IF_ERROR(gradients->Prepare(call));
+  const Tensor &q = call.q, &k = call.k;
   const DType sum_dtype = SumDType(q.dtype());
-  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, saved.v));
-  BURST_RETURN_IF_ERROR(EnsureGradients(saved, dq, dk, dv));
   Tensor all_k, all_v;
   const int64_t sent = comm_ == nullptr ? 0 : comm_->stats().bytes_sent[2];
-  BURST_RETURN_IF_ERROR(GatherKeys(schedule.shard(), k, saved.v, &all_k, &all_v));
+  BURST_RETURN_IF_ERROR(GatherKeys(call, &all_k, &all_v));
 
-  const ExactSchedule& chunks = *schedule.exact();
-  const Tensor sums =
-      Tensor::Zeros(KeysShape(k, schedule.shard().seqlen()), DType::kFloat64, q.device());
+  const ExactSchedule& chunks = *call.schedule->exact();
+  const TokenShard& shard = chunks.shard();
+  const Tensor sums = Tensor::Zeros(KeysShape(k, shard.seqlen()), DType::kFloat64, q.device());
   int64_t part = 0;
-  if (dsinks != nullptr) {
-    BURST_RETURN_IF_ERROR(CheckSinks(saved.sinks, q, /*needed=*/true));
+  Tensor& dsinks = gradients->dsinks;
+  if (!call.sinks.null()) {
     const int64_t calls = (q.dim(0) + options_.rows - 1) / options_.rows * chunks.count();
-    *dsinks = Tensor::Empty({calls, q.dim(2)}, sum_dtype, q.device());
+    dsinks = Tensor::Empty({calls, q.dim(2)}, sum_dtype, q.device());
   }
-  ForEachCall(chunks, options_, q, k, [&](const Call& call) {
-    const Tensor own_q = call.Queries(q), lse = call.Statistics(saved.lse).Contiguous();
-    const Tensor delta = DeltaOf(call, saved, lse);
-    if (dsinks != nullptr) {
-      FlashSinkGrads(lse, delta, saved.sinks, dsinks->Slice(0, part, 1).View({q.dim(2)}));
+  ForEachCall(chunks, options_, q, k, [&](const Call& chunk) {
+    const Tensor own_q = chunk.Queries(q), lse = chunk.Statistics(result.lse).Contiguous();
+    const Tensor delta = DeltaOf(chunk, result, *gradients, lse);
+    if (!call.sinks.null()) {
+      FlashSinkGrads(lse, delta, call.sinks, dsinks.Slice(0, part, 1).View({q.dim(2)}));
       ++part;
     }
 
     const Tensor own_dq = Tensor::Empty(own_q.shape(), sum_dtype, q.device());
-    const Shape key_shape = {call.rows, call.keys.length, k.dim(2), k.dim(3)};
+    const Shape key_shape = {chunk.rows, chunk.keys.length, k.dim(2), k.dim(3)};
     const Tensor own_dk = Tensor::Empty(key_shape, sum_dtype, q.device());
     const Tensor own_dv = Tensor::Empty(key_shape, sum_dtype, q.device());
     FlashBackwardParams params;
-    params.shape = call.shape;
+    params.shape = chunk.shape;
     params.q = Operand(own_q);
-    params.k = Operand(call.Keys(all_k));
-    params.v = Operand(call.Keys(all_v));
-    params.dout = Operand(call.Queries(saved.dout));
+    params.k = Operand(chunk.Keys(all_k));
+    params.v = Operand(chunk.Keys(all_v));
+    params.dout = Operand(chunk.Queries(gradients->dout));
     params.lse = lse.raw_data();
     params.delta = delta.raw_data();
     params.dq = Operand(own_dq);
@@ -292,19 +288,19 @@ absl::Status ExactAttention::Backward(const AttentionSchedule& schedule, const S
     params.first_dq = {0, q.dim(2)};
     params.first_dkv = {0, k.dim(2)};
     KernelsOf(q.device()).Backward(params);
-    FlashConvert(own_dq, call.Queries(*dq));
+    FlashConvert(own_dq, chunk.Queries(gradients->dq));
     const auto add = [&](const Tensor& gradient, int part) {
-      const Shape all = {k.dim(0), schedule.shard().seqlen(), k.dim(2), k.dim(3)};
-      AddExactly(gradient, options_.grid, call.Keys(sums.Slice(kPartAxis, part, 1).View(all)));
+      const Shape all = {k.dim(0), shard.seqlen(), k.dim(2), k.dim(3)};
+      AddExactly(gradient, options_.grid, chunk.Keys(sums.Slice(kPartAxis, part, 1).View(all)));
     };
     add(own_dk, 0);
     add(own_dv, 1);
   });
-  BURST_ASSIGN_OR_RETURN(const Tensor own, ReduceKeyGrads(schedule.shard(), sums));
+  BURST_ASSIGN_OR_RETURN(const Tensor own, ReduceKeyGrads(shard, sums));
   if (comm_ != nullptr) sent_.backward += comm_->stats().bytes_sent[2] - sent;
   const Tensor converted = own.To(k.dtype());
-  dk->CopyFrom(converted.Slice(kPartAxis, 0, 1).View(k.shape()));
-  dv->CopyFrom(converted.Slice(kPartAxis, 1, 1).View(k.shape()));
+  gradients->dk.CopyFrom(converted.Slice(kPartAxis, 0, 1).View(k.shape()));
+  gradients->dv.CopyFrom(converted.Slice(kPartAxis, 1, 1).View(k.shape()));
   return absl::OkStatus();
 }
 

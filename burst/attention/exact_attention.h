@@ -47,11 +47,9 @@ class ExactAttention : public SequenceParallelAttention {
   absl::StatusOr<AttentionSchedule> Schedule(const Sequences& sequences,
                                              const Mask& mask) const override;
 
-  absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
-  using SequenceParallelAttention::Backward;
-  absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
-                        Tensor* dk, Tensor* dv, Tensor* dsinks) override;
+  absl::Status Forward(const AttentionCall& call, AttentionResult* result) override;
+  absl::Status Backward(const AttentionCall& call, const AttentionResult& result,
+                        AttentionGradients* gradients) override;
 
   BytesSent bytes_sent() const override { return sent_; }
   void ResetStats() override { sent_ = BytesSent(); }
@@ -61,11 +59,9 @@ class ExactAttention : public SequenceParallelAttention {
       : options_(options), comm_(comm) {}
 
   int ranks() const { return comm_ == nullptr ? 1 : comm_->world_size(); }
-  absl::Status CheckInputs(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                           const Tensor& v) const;
+  absl::Status Check(const AttentionCall& call) const;
   // K and V of this rank's tokens -> of all tokens, in order of position.
-  absl::Status GatherKeys(const TokenShard& shard, const Tensor& k, const Tensor& v, Tensor* all_k,
-                          Tensor* all_v);
+  absl::Status GatherKeys(const AttentionCall& call, Tensor* all_k, Tensor* all_v);
   // Their gradients' sums of all tokens, [2, batch, seqlen, kv_heads, head_dim] float64 -> the sums
   // over the ranks of those of this rank's tokens.
   absl::StatusOr<Tensor> ReduceKeyGrads(const TokenShard& shard, const Tensor& sums);

@@ -1,5 +1,5 @@
 // KernelMask: the mask between two blocks of tokens in the forms that kernels take, with a copy on
-// the kernels' device.
+// the kernels' device. KernelArray: such a copy of other arrays.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,25 @@
 
 namespace burst {
 
-// There is one copy, made at the first use, since a schedule serves one rank on one device.
+// Makes an array of the host readable for kernels. There is one copy, made at the first use, since
+// a schedule serves one rank on one device.
+template <typename T>
+class KernelArray {
+ public:
+  // `values` are the same in every call. Points into them, or into their copy on the GPU.
+  const T* On(DeviceType device, const std::vector<T>& values) const {
+    if (device == DeviceType::kCpu) return values.data();
+    if (on_gpu_.null()) {
+      on_gpu_ = Tensor::FromVector(values, {static_cast<int64_t>(values.size())}, device);
+    }
+    return static_cast<const T*>(on_gpu_.raw_data());
+  }
+
+ private:
+  mutable Tensor on_gpu_;
+};
+
+// There is one copy, as of a KernelArray.
 class KernelKeys : public VisibleKeys {
  public:
   KernelKeys() = default;

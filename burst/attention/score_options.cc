@@ -7,20 +7,13 @@
 #include "burst/base/status.h"
 
 namespace burst {
-namespace {
 
-template <typename T>
-Tensor OnDevice(const std::vector<T>& values, DeviceType device) {
-  return Tensor::FromVector(values, {static_cast<int64_t>(values.size())}, device);
-}
-
-}  // namespace
-
-const char* NameOfFirst(const ScoreOptions& options) {
+const char* NameOfFirst(const ScoreOptions& options, bool wants_max_logits) {
   return options.softcap != 0            ? "softcap"
          : !options.alibi_slopes.empty() ? "alibi_slopes"
          : options.dropout != 0          ? "dropout"
-                                         : "max_logits";
+         : wants_max_logits              ? "max_logits"
+                                         : nullptr;
 }
 
 absl::Status CheckScoreOptions(const ScoreOptions& options) {
@@ -53,13 +46,12 @@ absl::Status MaxOverRanks(Communicator* comm, const Tensor& own) {
   return absl::OkStatus();
 }
 
-absl::Status CheckScores(const ScoreOptions& options, bool is_cross, int64_t num_heads,
-                         const AttentionKernels& kernels) {
-  if (!options.any()) return absl::OkStatus();
-  if (!kernels.ChangesScores()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(NameOfFirst(options),
-                     ": these attention kernels do not change scores; those of CPUs and GPUs do"));
+absl::Status CheckScores(const ScoreOptions& options, bool wants_max_logits, bool is_cross,
+                         int64_t num_heads, const AttentionKernels& kernels) {
+  const char* const changed = NameOfFirst(options, wants_max_logits);
+  if (changed != nullptr && !kernels.ChangesScores()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        changed, ": these attention kernels do not change scores; those of CPUs and GPUs do"));
   }
   if (options.alibi_slopes.empty()) return absl::OkStatus();
   if (is_cross) {
@@ -72,34 +64,6 @@ absl::Status CheckScores(const ScoreOptions& options, bool is_cross, int64_t num
                                                    " slopes for ", num_heads, " query heads"));
   }
   return absl::OkStatus();
-}
-
-RankScores::RankScores(const ScoreOptions& options, const WeightDropout& dropout,
-                       const RankGroup& group, int64_t num_heads, DeviceType device)
-    : options_(options),
-      dropout_(dropout),
-      rank_head_(dropout.first_head + group.group_rank * num_heads),
-      device_(device),
-      slopes_(options.alibi_slopes.empty() ? Tensor() : OnDevice(options.alibi_slopes, device)) {}
-
-ScoreChanges RankScores::For(const std::vector<int32_t>& q_positions,
-                             const std::vector<int32_t>& k_positions, int64_t first_head) {
-  ScoreChanges changes;
-  if (!options_.any()) return changes;
-  changes.softcap = options_.softcap;
-  changes.dropout = dropout_.enabled ? options_.dropout : 0;
-  changes.seed = dropout_.seed;
-  changes.first_row = dropout_.first_row;
-  changes.first_head = rank_head_ + first_head;
-  if (!slopes_.null()) {
-    changes.alibi_slopes = static_cast<const float*>(slopes_.raw_data()) + changes.first_head;
-  }
-  if (slopes_.null() && changes.dropout == 0) return changes;
-  q_positions_ = OnDevice(q_positions, device_);
-  k_positions_ = OnDevice(k_positions, device_);
-  changes.q_positions = static_cast<const int32_t*>(q_positions_.raw_data());
-  changes.k_positions = static_cast<const int32_t*>(k_positions_.raw_data());
-  return changes;
 }
 
 }  // namespace burst

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/attention/attention_call.h"
 #include "burst/attention/attention_schedule.h"
 #include "burst/attention/score_options.h"
 #include "burst/autograd/tape.h"
@@ -59,80 +60,17 @@ class SequenceParallelAttention {
   virtual absl::StatusOr<AttentionSchedule> Schedule(const Sequences& sequences,
                                                      const Mask& mask) const = 0;
 
-  // The attention sinks of Forward from now on (FlashForwardParams::sinks), one for each head of q:
-  // [num_heads] of SumDType(dtype of q), on its device; null: none.
-  void SetSinks(const Tensor& sinks) { sinks_ = sinks; }
-  const Tensor& sinks() const { return sinks_; }
-
-  // The tensors of Forward that Backward needs: q, k, v, out and lse of the tokens and heads that
-  // this rank computed, which depend on the strategy. The caller adds the gradients of Forward's
-  // outputs: dout, like out, and dlse, like lse (null: zero).
-  struct Saved {
-    Tensor q, k, v, out, lse, dout, dlse;
-    int64_t num_kv_heads = 0;  // of Forward's k and v; 0: k's
-    WeightDropout dropout = {};
-    Tensor sinks = {};  // Forward's; they are in out and lse, and only dsinks needs them
-  };
-
   // How it changes scores; the model's softcap has to be among it.
   virtual ScoreOptions scores() const { return {}; }
 
-  // Says which weights Forward drops from now on, if it drops any. `dropout` is equal on all ranks
-  // of a sequence, with another seed for every layer and micro-batch. Backward uses the dropout of
-  // its Forward.
-  void SetDropout(const WeightDropout& dropout) { dropout_ = dropout; }
-  void SetDropoutSeed(uint64_t seed) { dropout_ = {seed}; }  // of rows and heads from 0 on
-  const WeightDropout& dropout() const { return dropout_; }
+  // Collective, as Backward is. Assigns what the call wants (AttentionResult). InvalidArgument for
+  // what does not fit or what no kernel serves; the communicator's error for a failed transfer.
+  virtual absl::Status Forward(const AttentionCall& call, AttentionResult* result) = 0;
 
-  // The largest score of each head in the last Forward, if its options ask for it (ScoreOptions),
-  // else null. [batch, num_heads] float32, equal on all ranks. Scores are natural, after softcap
-  // and ALiBi, over the queries and keys of all ranks; -inf where no query sees a key. For
-  // optimizers that clip it (Kimi K2, arXiv 2507.20534).
-  const Tensor& max_logits() const { return max_logits_; }
-
-  // Collective, as Backward is.
-  //
-  // q:    [batch, length, num_heads, head_dim] of this rank's tokens, schedule.shard()
-  //       .local_positions(), in order of position; innermost stride 1; float32, float64 or, on a
-  //       GPU, bfloat16 or float16
-  // k, v: [batch, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. In
-  //       cross-attention they have the tokens of schedule.key_shard()
-  // out:  like q, may be strided too; allocated when null
-  // lse:  [batch, num_heads, length] of SumDType(dtype): the natural log of the softmax's
-  //       denominator, -inf for a query that sees no key; allocated when null
-  //
-  // The pointers lse and saved may be null. InvalidArgument for what does not fit or what no kernel
-  // serves; the communicator's error for a failed transfer.
-  virtual absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                               const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) = 0;
-
-  // Assigns dq, dk, dv (like q, k, v; allocated when null). They may be strided, such as slices of
-  // one tensor. dsinks: null, or becomes [parts, num_heads], whose sum over parts and ranks is the
-  // gradient of the sinks. There is one part; ExactAttention has one for each of its calls.
-  virtual absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
-                                Tensor* dk, Tensor* dv, Tensor* dsinks) = 0;
-  absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
-                        Tensor* dk, Tensor* dv) {
-    return Backward(schedule, saved, dq, dk, dv, /*dsinks=*/nullptr);
-  }
-
-  // For a Backward after a recomputation, which has kept `saved` of Forward without q, k and v:
-  // puts q, k and v, equal to those of Forward, back into *saved. If Forward exchanges them between
-  // ranks, Restore exchanges them again and is collective.
-  virtual absl::Status Restore(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                               const Tensor& v, Saved* saved);
-
-  // For callers that keep Forward's tensors alone: makes *saved, without gradients, from Forward's
-  // arguments and results. Collective where Restore is; also sends out and lse.
-  virtual absl::Status Rebuild(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                               const Tensor& v, const Tensor& out, const Tensor& lse,
-                               Saved* saved) {
-    saved->out = out;
-    saved->lse = lse;
-    saved->dropout = dropout_;
-    saved->sinks = sinks_;
-    return Restore(schedule, q, k, v, saved);
-  }
+  // `call` and `result` are Forward's, or equal ones: callers may as well put them together from
+  // tensors that they kept.
+  virtual absl::Status Backward(const AttentionCall& call, const AttentionResult& result,
+                                AttentionGradients* gradients) = 0;
 
   // Returns the bytes that this rank sent since creation or ResetStats, and how many of them to
   // other nodes (0 without ranks_per_node).
@@ -142,29 +80,23 @@ class SequenceParallelAttention {
   };
   virtual BytesSent bytes_sent() const = 0;
   virtual void ResetStats() = 0;
-
- protected:
-  Tensor max_logits_;
-
- private:
-  WeightDropout dropout_;
-  Tensor sinks_;
 };
 
-// The attention sinks of an op on the tape. They are SetSinks of what the op calls.
-struct AttentionSinks {
-  Variable logits = {};  // [num_heads], of the dtype of q or of SumDType of that; undefined: none
-  // Called when a part of their gradient (SequenceParallelAttention::Backward) is added, as
+// What an op on the tape attends with.
+struct TapeAttention {
+  SequenceParallelAttention& attention;
+  std::shared_ptr<const AttentionSchedule> schedule;  // kept until the backward
+  WeightDropout dropout = {};
+  Variable sinks = {};  // [num_heads], of the dtype of q or of SumDType of that; undefined: none
+  // Called when a part of the sinks' gradient (AttentionGradients) is added, as
   // ChunkOptions::chunk_done is for a chunk's.
-  std::function<void()> part_done = nullptr;
+  std::function<void()> sinks_part_done = nullptr;
 };
 
-// The op on the tape; out: like q. `schedule` is kept until the backward. A failed transfer is
-// reported through tape.status(). With `lse`, the log-sum-exp is returned too, and differentiable.
-Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
-                     std::shared_ptr<const AttentionSchedule> schedule, const Variable& q,
-                     const Variable& k, const Variable& v, Variable* lse = nullptr,
-                     const AttentionSinks& sinks = {});
+// The op on the tape; out: like q. A failed transfer is reported through tape.status(). With `lse`,
+// the log-sum-exp is returned too, and differentiable.
+Variable AttentionOp(Tape& tape, const TapeAttention& with, const Variable& q, const Variable& k,
+                     const Variable& v, Variable* lse = nullptr);
 
 // The tensors that a recomputation (RecomputeInBackward, burst/autograd/tape.h) takes from the
 // first run of an attention to the second, so that attention itself runs once. A second run would
@@ -172,9 +104,9 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
 // activation.
 struct KeptAttention {
   Tensor out;  // of all heads; null: nothing is kept yet
-  // Without q, k, v, of every group of heads that attention takes at a time. Its `out` is null
-  // where that is the group's heads of `out` above.
-  std::vector<SequenceParallelAttention::Saved> saved;
+  // A result for every group of heads that attention takes at a time. Its `out` is null, since it
+  // is the group's heads of `out` above, and so are the exchanged q, k and v.
+  std::vector<AttentionResult> results;
   // Sequence-level (BurstEngine, arXiv 2509.19836): `out` and lse are of the tokens behind those of
   // this schedule, which are computed again. A prefix of the whole schedule (RingSchedule::Prefix);
   // null: `out` is of all tokens. Not of groups of heads.
@@ -194,28 +126,8 @@ struct HeadGroup {
 // With `kept`, the first of two runs on the same qkv leaves its result there. The second, which is
 // the one that is differentiated, takes it. If these heads are one `group` of several, the caller
 // puts kept->out together between the runs, and each takes its part.
-Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
-                     std::shared_ptr<const AttentionSchedule> schedule, const Variable& qkv,
-                     int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept = nullptr,
-                     const HeadGroup& group = {}, const AttentionSinks& sinks = {});
-
-// ---- What all strategies share.
-//
-// InvalidArgument unless sinks are as SetSinks says; `needed`: and not null.
-absl::Status CheckSinks(const Tensor& sinks, const Tensor& q, bool needed = false);
-// InvalidArgument unless q, k, v fit together, as Forward says.
-absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v);
-// InvalidArgument unless q and k have a rank's tokens of a schedule. rows: batch rows that the
-// schedule's mask describes; 1 for any batch.
-absl::Status CheckFitsSchedule(const Tensor& q, const Tensor& k, int64_t q_length, int64_t k_length,
-                               int64_t rows);
-// Makes *output a tensor of the given shape, or checks that it is one, contiguous along the last
-// axis at least.
-absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,
-                          Tensor* output);
-// EnsureOutput for the gradients of saved.q, k and v.
-absl::Status EnsureGradients(const SequenceParallelAttention::Saved& saved, Tensor* dq, Tensor* dk,
-                             Tensor* dv);
-inline Shape LseShape(const Tensor& q) { return {q.dim(0), q.dim(2), q.dim(1)}; }
+Variable AttentionOp(Tape& tape, const TapeAttention& with, const Variable& qkv, int64_t num_heads,
+                     int64_t num_kv_heads, KeptAttention* kept = nullptr,
+                     const HeadGroup& group = {});
 
 }  // namespace burst

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "burst/attention/check_tensors.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 
@@ -20,16 +19,6 @@ HeadExchange::HeadTensor LseHeads(const Tensor& tensor) { return {tensor, 2, 1};
 
 bool HeadsDivide(int64_t num_heads, int64_t num_kv_heads, int64_t size) {
   return num_heads % size == 0 && (num_kv_heads % size == 0 || size % num_kv_heads == 0);
-}
-
-// Checks that the tensors have all heads of this rank's tokens, and that groups of `size` ranks can
-// divide the heads.
-absl::Status CheckInputs(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                         const Tensor& v, int size) {
-  BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
-  BURST_RETURN_IF_ERROR(CheckFitsSchedule(q, k, schedule.shard().local_length(),
-                                          schedule.key_shard().local_length(), /*rows=*/1));
-  return CheckHeadsDivide(q.dim(2), k.dim(2), size);
 }
 
 }  // namespace
@@ -78,70 +67,75 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::CreateOver(
   return attention;
 }
 
-absl::Status UlyssesAttention::CheckSchedule(const AttentionSchedule& schedule) const {
-  const RankGroup& group = schedule.shard().group();
-  if (group.size == group_->world_size() && group.group_rank == group_->rank()) {
-    return absl::OkStatus();
+// A ring of single ranks checks the rest itself.
+absl::Status UlyssesAttention::Check(const AttentionCall& call) const {
+  const RankGroup& group = call.schedule->shard().group();
+  const int size = group_->world_size();
+  if (group.size != size || group.group_rank != group_->rank()) {
+    return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", group.group_rank,
+                                                   " of groups of ", group.size, ", this is rank ",
+                                                   group_->rank(), " of ", size));
   }
-  return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", group.group_rank,
-                                                 " of groups of ", group.size, ", this is rank ",
-                                                 group_->rank(), " of ", group_->world_size()));
+  if (size == 1) return absl::OkStatus();
+  BURST_RETURN_IF_ERROR(call.Check(attention_->KernelsFor(call.q)));
+  BURST_RETURN_IF_ERROR(call.CheckLengths(call.schedule->shard().local_length(),
+                                          call.schedule->key_shard().local_length()));
+  return CheckHeadsDivide(call.q.dim(2), call.k.dim(2), size);
 }
 
 // Queries and keys of two sequences take two exchanges.
-absl::Status UlyssesAttention::GatherHeads(const AttentionSchedule& schedule, const Tensor& q,
-                                           const Tensor& k, const Tensor& v, Tensors* qkv) {
-  if (!schedule.is_cross()) {
-    return exchange_->Gather(schedule.shard(), {Heads(q), Heads(k), Heads(v)}, qkv,
-                             &stats_.forward);
+absl::Status UlyssesAttention::GatherHeads(const AttentionCall& call,
+                                           AttentionResult::Exchanged* exchanged) {
+  const AttentionSchedule& schedule = *call.schedule;
+  const HeadExchange::HeadTensors q = {Heads(call.q)}, kv = {Heads(call.k), Heads(call.v)};
+  Tensors gathered;
+  if (schedule.is_cross()) {
+    Tensors gathered_kv;
+    BURST_RETURN_IF_ERROR(exchange_->Gather(schedule.shard(), q, &gathered, &stats_.forward));
+    BURST_RETURN_IF_ERROR(
+        exchange_->Gather(schedule.key_shard(), kv, &gathered_kv, &stats_.forward));
+    gathered.insert(gathered.end(), gathered_kv.begin(), gathered_kv.end());
+  } else {
+    BURST_RETURN_IF_ERROR(
+        exchange_->Gather(schedule.shard(), {q[0], kv[0], kv[1]}, &gathered, &stats_.forward));
   }
-  Tensors kv;
-  BURST_RETURN_IF_ERROR(exchange_->Gather(schedule.shard(), {Heads(q)}, qkv, &stats_.forward));
-  BURST_RETURN_IF_ERROR(
-      exchange_->Gather(schedule.key_shard(), {Heads(k), Heads(v)}, &kv, &stats_.forward));
-  qkv->insert(qkv->end(), kv.begin(), kv.end());
+  exchanged->q = gathered[0];
+  exchanged->k = gathered[1];
+  exchanged->v = gathered[2];
   return absl::OkStatus();
+}
+
+AttentionCall UlyssesAttention::RingCall(const AttentionCall& call,
+                                         const AttentionResult::Exchanged& exchanged) const {
+  AttentionCall ring = call;
+  ring.q = exchanged.q;
+  ring.k = exchanged.k;
+  ring.v = exchanged.v;
+  ring.sinks = OwnHeads(call.sinks);
+  return ring;
 }
 
 // Exchanges q, k, v: this rank's tokens and all heads -> the group's tokens and this rank's heads.
 // Then attention runs over the ring, and out and lse take the same exchange back.
-absl::Status UlyssesAttention::Forward(const AttentionSchedule& schedule, const Tensor& q,
-                                       const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
-                                       Saved* saved) {
-  BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
-  attention_->SetDropout(dropout());
-  if (group_->world_size() == 1) {
-    attention_->SetSinks(sinks());
-    const absl::Status status = attention_->Forward(schedule, q, k, v, out, lse, saved);
-    max_logits_ = attention_->max_logits();
-    return status;
+absl::Status UlyssesAttention::Forward(const AttentionCall& call, AttentionResult* result) {
+  BURST_RETURN_IF_ERROR(Check(call));
+  if (group_->world_size() == 1) return attention_->Forward(call, result);
+  BURST_RETURN_IF_ERROR(result->Prepare(call, /*with_lse=*/call.wants_lse));
+  AttentionResult::Exchanged& exchanged = result->exchanged;
+  BURST_RETURN_IF_ERROR(GatherHeads(call, &exchanged));
+  AttentionResult ring;
+  BURST_RETURN_IF_ERROR(attention_->Forward(RingCall(call, exchanged), &ring));
+  exchanged.out = ring.out;
+  exchanged.lse = ring.lse;
+  Tensors heads = {ring.out};
+  HeadExchange::HeadTensors own = {Heads(result->out)};
+  if (call.wants_lse) {
+    heads.push_back(ring.lse);
+    own.push_back(LseHeads(result->lse));
   }
-  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v, group_->world_size()));
-  BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
-  attention_->SetSinks(OwnHeads(sinks()));
-  BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
-  if (lse != nullptr) {
-    BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), SumDType(q.dtype()), q.device(), lse));
-  }
-
-  Tensors qkv;
-  BURST_RETURN_IF_ERROR(GatherHeads(schedule, q, k, v, &qkv));
-  Tensor heads_out, heads_lse;
-  BURST_RETURN_IF_ERROR(
-      attention_->Forward(schedule, qkv[0], qkv[1], qkv[2], &heads_out, &heads_lse));
-  Tensors results = {heads_out};
-  HeadExchange::HeadTensors own = {Heads(*out)};
-  if (lse != nullptr) {
-    results.push_back(heads_lse);
-    own.push_back(LseHeads(*lse));
-  }
-  BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule.shard(), results, own, &stats_.forward));
-  BURST_RETURN_IF_ERROR(GatherMaxLogits());
-  if (saved != nullptr) {
-    *saved = {qkv[0],    qkv[1], qkv[2], heads_out, heads_lse, {}, {}, /*num_kv_heads=*/k.dim(2),
-              dropout(), sinks()};
-  }
-  return absl::OkStatus();
+  BURST_RETURN_IF_ERROR(exchange_->Scatter(call.schedule->shard(), heads, own, &stats_.forward));
+  if (!call.wants_max_logits) return absl::OkStatus();
+  return GatherMaxLogits(ring.max_logits, result->max_logits);
 }
 
 Tensor UlyssesAttention::OwnHeads(const Tensor& sinks) const {
@@ -150,90 +144,53 @@ Tensor UlyssesAttention::OwnHeads(const Tensor& sinks) const {
   return sinks.Slice(0, group_->rank() * heads, heads);
 }
 
-// Gathers the largest scores of all heads from the ranks.
-absl::Status UlyssesAttention::GatherMaxLogits() {
-  max_logits_ = Tensor();
-  const Tensor& own = attention_->max_logits();
-  if (own.null()) return absl::OkStatus();
-  const int64_t heads = own.dim(1);
-  max_logits_ = Tensor::Empty({own.dim(0), heads * group_->world_size()}, own.dtype());
-  max_logits_.Fill(-HUGE_VAL);
-  max_logits_.Slice(1, group_->rank() * heads, heads).CopyFrom(own);
-  return MaxOverRanks(group_, max_logits_);
+absl::Status UlyssesAttention::GatherMaxLogits(const Tensor& own, const Tensor& all) const {
+  const Tensor largest = Tensor::Empty(all.shape(), all.dtype());
+  largest.Fill(-HUGE_VAL);
+  largest.Slice(1, group_->rank() * own.dim(1), own.dim(1)).CopyFrom(own);
+  BURST_RETURN_IF_ERROR(MaxOverRanks(group_, largest));
+  all.CopyFrom(largest);
+  return absl::OkStatus();
 }
 
-absl::Status UlyssesAttention::Restore(const AttentionSchedule& schedule, const Tensor& q,
-                                       const Tensor& k, const Tensor& v, Saved* saved) {
-  if (group_->world_size() == 1) return attention_->Restore(schedule, q, k, v, saved);
-  Tensors qkv;
-  BURST_RETURN_IF_ERROR(GatherHeads(schedule, q, k, v, &qkv));
-  return attention_->Restore(schedule, qkv[0], qkv[1], qkv[2], saved);
-}
-
-absl::Status UlyssesAttention::Rebuild(const AttentionSchedule& schedule, const Tensor& q,
-                                       const Tensor& k, const Tensor& v, const Tensor& out,
-                                       const Tensor& lse, Saved* saved) {
-  attention_->SetDropout(dropout());
-  if (group_->world_size() == 1) return attention_->Rebuild(schedule, q, k, v, out, lse, saved);
-  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v, group_->world_size()));
-  BURST_RETURN_IF_ERROR(CheckTensor("out", out, q.shape(), q.dtype(), q.device()));
-  BURST_RETURN_IF_ERROR(CheckTensor("lse", lse, LseShape(q), SumDType(q.dtype()), q.device()));
-  Tensors results;
-  BURST_RETURN_IF_ERROR(
-      exchange_->Gather(schedule.shard(), {Heads(out), LseHeads(lse)}, &results, &stats_.backward));
-  saved->out = results[0];
-  saved->lse = results[1];
-  saved->num_kv_heads = k.dim(2);
-  saved->dropout = dropout();
-  saved->sinks = sinks();
-  return Restore(schedule, q, k, v, saved);
-}
-
-absl::Status UlyssesAttention::Backward(const AttentionSchedule& schedule, const Saved& saved,
-                                        Tensor* dq, Tensor* dk, Tensor* dv, Tensor* dsinks) {
-  BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
-  if (group_->world_size() == 1) return attention_->Backward(schedule, saved, dq, dk, dv, dsinks);
-  const Tensor& dout = saved.dout;
-  const int64_t num_heads = saved.q.dim(2) * group_->world_size();
-  const int64_t length = schedule.shard().local_length();
-  Shape shape = {saved.q.dim(0), length, num_heads, saved.q.dim(3)};
-  const DType dtype = saved.q.dtype(), sum_dtype = SumDType(dtype);
-  const DeviceType device = saved.q.device();
-  BURST_RETURN_IF_ERROR(CheckTensor("dout", dout, shape, dtype, device));
-  if (!saved.dlse.null()) {
-    BURST_RETURN_IF_ERROR(CheckTensor("dlse", saved.dlse, LseShape(dout), sum_dtype, device));
+absl::Status UlyssesAttention::Backward(const AttentionCall& call, const AttentionResult& result,
+                                        AttentionGradients* gradients) {
+  BURST_RETURN_IF_ERROR(Check(call));
+  if (group_->world_size() == 1) return attention_->Backward(call, result, gradients);
+  BURST_RETURN_IF_ERROR(gradients->Prepare(call));
+  const AttentionSchedule& schedule = *call.schedule;
+  AttentionResult::Exchanged exchanged = result.exchanged;
+  if (exchanged.out.null()) {
+    BURST_RETURN_IF_ERROR(result.Check(call));
+    Tensors heads;
+    BURST_RETURN_IF_ERROR(exchange_->Gather(
+        schedule.shard(), {Heads(result.out), LseHeads(result.lse)}, &heads, &stats_.backward));
+    exchanged.out = heads[0];
+    exchanged.lse = heads[1];
   }
-  BURST_RETURN_IF_ERROR(EnsureOutput("dq", shape, dtype, device, dq));
-  shape[1] = schedule.key_shard().local_length();
-  shape[2] = saved.num_kv_heads;
-  BURST_RETURN_IF_ERROR(EnsureOutput("dk", shape, dtype, device, dk));
-  BURST_RETURN_IF_ERROR(EnsureOutput("dv", shape, dtype, device, dv));
+  if (exchanged.q.null()) BURST_RETURN_IF_ERROR(GatherHeads(call, &exchanged));
 
-  HeadExchange::HeadTensors own = {Heads(dout)};
-  if (!saved.dlse.null()) own.push_back(LseHeads(saved.dlse));
+  HeadExchange::HeadTensors own = {Heads(gradients->dout)};
+  if (!gradients->dlse.null()) own.push_back(LseHeads(gradients->dlse));
   Tensors gathered;
   BURST_RETURN_IF_ERROR(exchange_->Gather(schedule.shard(), own, &gathered, &stats_.backward));
-  Saved heads = saved;
-  heads.dout = gathered[0];
-  if (!saved.dlse.null()) heads.dlse = gathered[1];
-  heads.sinks = OwnHeads(saved.sinks);
-  Tensors gradients(3);
-  Tensor own_dsinks;
-  BURST_RETURN_IF_ERROR(attention_->Backward(schedule, heads, &gradients[0], &gradients[1],
-                                             &gradients[2],
-                                             dsinks == nullptr ? nullptr : &own_dsinks));
-  if (dsinks != nullptr) {  // the group's other ranks have the gradients of the other heads
-    *dsinks = Tensor::Zeros({1, num_heads}, sum_dtype, device);
-    OwnHeads(dsinks->View({num_heads})).CopyFrom(own_dsinks.View({-1}));
-  }
-  if (!schedule.is_cross()) {
-    return exchange_->Scatter(schedule.shard(), gradients, {Heads(*dq), Heads(*dk), Heads(*dv)},
-                              &stats_.backward);
-  }
+  AttentionGradients ring = {gathered[0]};
+  if (gathered.size() > 1) ring.dlse = gathered[1];
   BURST_RETURN_IF_ERROR(
-      exchange_->Scatter(schedule.shard(), {gradients[0]}, {Heads(*dq)}, &stats_.backward));
-  return exchange_->Scatter(schedule.key_shard(), {gradients[1], gradients[2]},
-                            {Heads(*dk), Heads(*dv)}, &stats_.backward);
+      attention_->Backward(RingCall(call, exchanged), {exchanged.out, exchanged.lse}, &ring));
+  if (!call.sinks.null()) {  // the group's other ranks have the gradients of the other heads
+    const int64_t heads = call.sinks.dim(0);
+    gradients->dsinks = Tensor::Zeros({1, heads}, call.sinks.dtype(), call.sinks.device());
+    OwnHeads(gradients->dsinks.View({heads})).CopyFrom(ring.dsinks.View({-1}));
+  }
+  const HeadExchange::HeadTensors dq = {Heads(gradients->dq)};
+  const HeadExchange::HeadTensors dkv = {Heads(gradients->dk), Heads(gradients->dv)};
+  if (!schedule.is_cross()) {
+    return exchange_->Scatter(schedule.shard(), {ring.dq, ring.dk, ring.dv},
+                              {dq[0], dkv[0], dkv[1]}, &stats_.backward);
+  }
+  BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule.shard(), {ring.dq}, dq, &stats_.backward));
+  return exchange_->Scatter(schedule.key_shard(), {ring.dk, ring.dv}, dkv, &stats_.backward);
 }
 
 UlyssesAttention::BytesSent UlyssesAttention::bytes_sent() const {

@@ -24,9 +24,9 @@
 #include <optional>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/attention/attention_call.h"
 #include "burst/attention/attention_ranks.h"
 #include "burst/attention/attention_schedule.h"
 #include "burst/attention/burst_attention.h"
@@ -57,20 +57,11 @@ class UlyssesAttention : public SequenceParallelAttention {
     return attention_->Schedule(sequences, mask);
   }
 
-  // InvalidArgument unless CheckHeadsDivide. `saved` keeps what was received, so that Backward need
-  // not exchange it again.
-  absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
-  using SequenceParallelAttention::Backward;
-  absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
-                        Tensor* dk, Tensor* dv, Tensor* dsinks) override;
-  // `saved` has out and lse of this rank's heads; q, k and v are exchanged again.
-  absl::Status Restore(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, Saved* saved) override;
-
-  absl::Status Rebuild(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& out, const Tensor& lse,
-                       Saved* saved) override;
+  // InvalidArgument unless CheckHeadsDivide. The result keeps what was exchanged.
+  absl::Status Forward(const AttentionCall& call, AttentionResult* result) override;
+  // It needs the exchanged tensors of the result or, where they were dropped, `out` and `lse`.
+  absl::Status Backward(const AttentionCall& call, const AttentionResult& result,
+                        AttentionGradients* gradients) override;
 
   // The bytes that the all-to-alls sent; for the ring see ring().stats().
   struct Stats {
@@ -85,11 +76,14 @@ class UlyssesAttention : public SequenceParallelAttention {
 
  private:
   UlyssesAttention() = default;
-  absl::Status CheckSchedule(const AttentionSchedule& schedule) const;
+  absl::Status Check(const AttentionCall& call) const;
   // All heads of this rank's tokens -> this rank's heads of the group's tokens.
-  absl::Status GatherHeads(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                           const Tensor& v, absl::InlinedVector<Tensor, 3>* qkv);
-  absl::Status GatherMaxLogits();
+  absl::Status GatherHeads(const AttentionCall& call, AttentionResult::Exchanged* exchanged);
+  // The ring's call for what was exchanged.
+  AttentionCall RingCall(const AttentionCall& call,
+                         const AttentionResult::Exchanged& exchanged) const;
+  // The largest scores of this rank's heads -> of all heads.
+  absl::Status GatherMaxLogits(const Tensor& own, const Tensor& all) const;
   Tensor OwnHeads(const Tensor& sinks) const;  // of all heads -> of those that this rank computes
 
   std::shared_ptr<AttentionRanks> ranks_;

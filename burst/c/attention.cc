@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "burst/attention/check_tensors.h"
+#include "burst/attention/attention_call.h"
 #include "burst/attention/strategy.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
@@ -42,7 +42,6 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   options.fp8_forward = given.fp8_forward != 0;
   options.scores.softcap = given.softcap;
   options.scores.dropout = given.dropout;
-  options.scores.max_logits = given.max_logits != 0;
   if (given.alibi_slopes != nullptr) {
     if (given.alibi_heads < 1) {
       return absl::InvalidArgumentError(
@@ -71,17 +70,16 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
 
 // Returns a view of the caller's tensor. Unused strides, of dimensions of one or of an empty
 // tensor, become those of a contiguous tensor.
-absl::StatusOr<Tensor> View(const char* name, const burst_tensor* tensor, int dims,
+absl::StatusOr<Tensor> View(const char* name, const burst_tensor& tensor, int dims,
                             DeviceType device) {
-  if (tensor == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
-  if (tensor->dims != dims) {
+  if (tensor.dims != dims) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " has ", tensor->dims, " dimensions, expected ", dims));
+        absl::StrCat(name, " has ", tensor.dims, " dimensions, expected ", dims));
   }
-  const Shape shape(tensor->shape, tensor->shape + dims);
-  Shape strides(tensor->strides, tensor->strides + dims);
+  const Shape shape(tensor.shape, tensor.shape + dims);
+  Shape strides(tensor.strides, tensor.strides + dims);
   DType dtype;
-  switch (tensor->dtype) {
+  switch (tensor.dtype) {
     case BURST_FLOAT32:
       dtype = DType::kFloat32;
       break;
@@ -96,7 +94,7 @@ absl::StatusOr<Tensor> View(const char* name, const burst_tensor* tensor, int di
       break;
     default:
       return absl::InvalidArgumentError(absl::StrCat(name, " has the dtype ",
-                                                     static_cast<int>(tensor->dtype),
+                                                     static_cast<int>(tensor.dtype),
                                                      ", which is none of burst_dtype"));
   }
   int64_t elements = 1;
@@ -113,10 +111,10 @@ absl::StatusOr<Tensor> View(const char* name, const burst_tensor* tensor, int di
       strides[i] = i == dims - 1 ? 1 : strides[i + 1] * shape[i + 1];
     }
   }
-  if (elements > 0 && tensor->data == nullptr) {
+  if (elements > 0 && tensor.data == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(name, " has no data"));
   }
-  return Tensor::Borrow(tensor->data, shape, strides, dtype, device);
+  return Tensor::Borrow(tensor.data, shape, strides, dtype, device);
 }
 
 // Runs call() -> absl::Status, a collective. Once something was sent, the other ranks cannot go on
@@ -142,18 +140,60 @@ absl::Status Collective(const Attention& attention, Call&& call) {
   }
 }
 
-// Named views of a call's arguments. It keeps the first error.
-class Views {
+// Converts a call's arguments to what the library takes. It keeps the first error.
+class Arguments {
  public:
-  explicit Views(DeviceType device) : device_(device) {}
-  Tensor operator()(const char* name, const burst_tensor* tensor, int dims) {
-    absl::StatusOr<Tensor> view = View(name, tensor, dims, device_);
-    status.Update(view.status());
-    return view.ok() ? *std::move(view) : Tensor();
+  explicit Arguments(DeviceType device) : device_(device) {}
+
+  AttentionCall Call(const burst_call& callers) {
+    const burst_call given = Copy("burst_call", callers);
+    AttentionCall call;
+    if (!status.ok()) return call;
+    call.schedule = given.schedule->value->schedule.get();
+    call.q = View("q", given.q, 4);
+    call.k = View("k", given.k, 4);
+    call.v = View("v", given.v, 4);
+    call.sinks = ViewIfGiven("sinks", given.sinks, 1);
+    call.dropout = {given.dropout_seed};
+    call.wants_max_logits = given.wants_max_logits != 0;
+    return call;
+  }
+  AttentionResult Result(const burst_result& callers, bool with_max_logits) {
+    const burst_result given = Copy("burst_result", callers);
+    AttentionResult result = {View("out", given.out, 4), View("lse", given.lse, 3), {}};
+    if (with_max_logits) {
+      result.max_logits = View("max_logits", given.max_logits, 2, DeviceType::kCpu);
+    }
+    return result;
+  }
+  // *dsinks becomes null if the caller does not want it.
+  AttentionGradients Gradients(const burst_gradients& callers, Tensor* dsinks) {
+    const burst_gradients given = Copy("burst_gradients", callers);
+    *dsinks = ViewIfGiven("dsinks", given.dsinks, 1);
+    return {View("dout", given.dout, 4), ViewIfGiven("dlse", given.dlse, 3),
+            View("dq", given.dq, 4), View("dk", given.dk, 4), View("dv", given.dv, 4)};
   }
   absl::Status status;
 
  private:
+  template <typename Struct>
+  Struct Copy(const char* name, const Struct& callers) {
+    Struct copy = {};
+    status.Update(CopyStruct(name, callers, &copy));
+    return copy;
+  }
+  Tensor View(const char* name, const burst_tensor& tensor, int dims) {
+    return View(name, tensor, dims, device_);
+  }
+  Tensor View(const char* name, const burst_tensor& tensor, int dims, DeviceType device) {
+    absl::StatusOr<Tensor> view = c::View(name, tensor, dims, device);
+    status.Update(view.status());
+    return view.ok() ? *std::move(view) : Tensor();
+  }
+  Tensor ViewIfGiven(const char* name, const burst_tensor& tensor, int dims) {
+    return tensor.dims == 0 ? Tensor() : View(name, tensor, dims);
+  }
+
   const DeviceType device_;
 };
 
@@ -195,75 +235,47 @@ void burst_attention_destroy(burst_attention* attention) {
   });
 }
 
-burst_code burst_attention_set_dropout_seed(burst_attention* attention, uint64_t seed) {
-  return Guard([&] {
-    attention->value->attention->SetDropoutSeed(seed);
-    return absl::OkStatus();
-  });
-}
-
-burst_code burst_forward(burst_attention* attention, const burst_schedule* schedule,
-                         const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
-                         const burst_tensor* out, const burst_tensor* lse) {
+burst_code burst_forward(burst_attention* attention, const burst_call* call,
+                         const burst_result* result) {
   return Guard([&]() -> absl::Status {
-    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
-    const burst::AttentionSchedule& tokens = *schedule->value->schedule;
-    burst::c::Views view(attention->value->context->device);
-    const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
-    Tensor result = view("out", out, 4), sums = view("lse", lse, 3);
-    BURST_RETURN_IF_ERROR(view.status);
-    if (burst::c::IsCaptured(*attention->value->context)) return burst::c::Captured();
-    Use use(attention->value->context.get(), /*queues=*/true);
-    BURST_RETURN_IF_ERROR(burst::c::Collective(*attention->value, [&] {
-      return attention->value->attention->Forward(tokens, queries, keys, values, &result, &sums,
-                                                  /*saved=*/nullptr);
+    burst::c::Attention& own = *attention->value;
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(own.comm.get()));
+    burst::c::Arguments arguments(own.context->device);
+    const burst::AttentionCall given = arguments.Call(*call);
+    const burst::AttentionResult to = arguments.Result(*result, given.wants_max_logits);
+    BURST_RETURN_IF_ERROR(arguments.status);
+    if (burst::c::IsCaptured(*own.context)) return burst::c::Captured();
+    Use use(own.context.get(), /*queues=*/true);
+    BURST_RETURN_IF_ERROR(burst::c::Collective(own, [&] {
+      burst::AttentionResult all = to;  // what else it has is freed while the context is in use
+      return own.attention->Forward(given, &all);
     }));
     use.End();
     return absl::OkStatus();
   });
 }
 
-burst_code burst_max_logits(const burst_attention* attention, const burst_tensor* max_logits) {
+burst_code burst_backward(burst_attention* attention, const burst_call* call,
+                          const burst_result* result, const burst_gradients* gradients) {
   return Guard([&]() -> absl::Status {
-    const Tensor& given = attention->value->attention->max_logits();
-    if (given.null()) {
-      return absl::InvalidArgumentError(
-          "max_logits: no burst_forward of an attention whose options ask for it");
+    burst::c::Attention& own = *attention->value;
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(own.comm.get()));
+    burst::c::Arguments arguments(own.context->device);
+    const burst::AttentionCall given = arguments.Call(*call);
+    const burst::AttentionResult from = arguments.Result(*result, /*with_max_logits=*/false);
+    Tensor dsinks;
+    const burst::AttentionGradients to = arguments.Gradients(*gradients, &dsinks);
+    BURST_RETURN_IF_ERROR(arguments.status);
+    if (!dsinks.null() && dsinks.shape() != given.sinks.shape()) {
+      return absl::InvalidArgumentError("dsinks: must be like sinks");
     }
-    burst::c::Views view(given.device());
-    const Tensor result = view("max_logits", max_logits, 2);
-    BURST_RETURN_IF_ERROR(view.status);
-    BURST_RETURN_IF_ERROR(
-        burst::CheckTensor("max_logits", result, given.shape(), given.dtype(), given.device()));
-    result.CopyFrom(given);
-    return absl::OkStatus();
-  });
-}
-
-burst_code burst_backward(burst_attention* attention, const burst_schedule* schedule,
-                          const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
-                          const burst_tensor* out, const burst_tensor* lse,
-                          const burst_tensor* dout, const burst_tensor* dlse,
-                          const burst_tensor* dq, const burst_tensor* dk, const burst_tensor* dv) {
-  return Guard([&]() -> absl::Status {
-    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
-    const burst::AttentionSchedule& tokens = *schedule->value->schedule;
-    burst::c::Views view(attention->value->context->device);
-    const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
-    const Tensor result = view("out", out, 4), sums = view("lse", lse, 3);
-    const Tensor dresult = view("dout", dout, 4);
-    const Tensor dsums = dlse == nullptr ? Tensor() : view("dlse", dlse, 3);
-    Tensor dqueries = view("dq", dq, 4), dkeys = view("dk", dk, 4), dvalues = view("dv", dv, 4);
-    BURST_RETURN_IF_ERROR(view.status);
-    if (burst::c::IsCaptured(*attention->value->context)) return burst::c::Captured();
-    Use use(attention->value->context.get(), /*queues=*/true);
-    BURST_RETURN_IF_ERROR(burst::c::Collective(*attention->value, [&]() -> absl::Status {
-      burst::SequenceParallelAttention::Saved saved;
-      BURST_RETURN_IF_ERROR(attention->value->attention->Rebuild(tokens, queries, keys, values,
-                                                                 result, sums, &saved));
-      saved.dout = dresult;
-      saved.dlse = dsums;
-      return attention->value->attention->Backward(tokens, saved, &dqueries, &dkeys, &dvalues);
+    if (burst::c::IsCaptured(*own.context)) return burst::c::Captured();
+    Use use(own.context.get(), /*queues=*/true);
+    BURST_RETURN_IF_ERROR(burst::c::Collective(own, [&]() -> absl::Status {
+      burst::AttentionGradients all = to;
+      BURST_RETURN_IF_ERROR(own.attention->Backward(given, from, &all));
+      if (!dsinks.null()) dsinks.CopyFrom(all.dsinks.View({-1}));
+      return absl::OkStatus();
     }));
     use.End();
     return absl::OkStatus();

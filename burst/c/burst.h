@@ -6,8 +6,11 @@
  *   burst_comm* comm;         the ranks of one group, from an id that the caller distributes
  *   burst_attention* ring;    what to compute and how to spread it
  *   burst_schedule* tokens;   which tokens each rank has, and which keys each query sees
- *   burst_forward(ring, tokens, &q, &k, &v, &out, &lse);
- *   burst_backward(ring, tokens, &q, &k, &v, &out, &lse, &dout, NULL, &dq, &dk, &dv);
+ *   burst_call call;          the schedule and this rank's q, k and v
+ *   burst_result result;      its out and lse
+ *   burst_gradients grads;    dout, and dq, dk and dv
+ *   burst_forward(ring, &call, &result);
+ *   burst_backward(ring, &call, &result, &grads);
  *
  * Every function that can fail returns a burst_code; burst_last_error() says why. The library
  * throws nothing and does not end the process.
@@ -147,7 +150,6 @@ typedef struct burst_attention_options {
   const float* alibi_slopes; /* in the host's memory, copied: a score loses its head's slope times
                               * the distance of the tokens; null: none */
   double dropout;            /* the probability that a weight is dropped, below 1; 0: none */
-  int32_t max_logits;        /* 1: burst_max_logits can be called */
 } burst_attention_options;
 
 typedef struct burst_attention burst_attention;
@@ -159,11 +161,6 @@ burst_code burst_attention_create(burst_context* context, burst_comm* comm,
                                   const burst_attention_options* options,
                                   burst_attention** attention);
 void burst_attention_destroy(burst_attention* attention);
-/* Sets the seed that decides which weights later calls drop; at first 0. The choice is a function
- * of the seed and of a weight's row of the batch, head and positions. burst_backward must have the
- * seed of its forward. Give all ranks of a sequence the same seed, and every layer and step
- * another. */
-burst_code burst_attention_set_dropout_seed(burst_attention* attention, uint64_t seed);
 
 /* ---- Masks */
 
@@ -268,29 +265,53 @@ typedef struct burst_tensor {
   int64_t strides[4];
 } burst_tensor;
 
-/* Computes attention. Collective.
- *   q         [batch, length, heads, head_dim] of this rank's tokens, in order of position; last
- *             stride 1
- *   k, v      [batch, length, kv_heads, head_dim]; kv_heads divides heads; of cross-attention, of
- *             this rank's keys
- *   out       like q; assigned
- *   lse       [batch, heads, length], contiguous, of float32 for tensors of 16 bits, else of q's
- * dtype: the natural log of the softmax's denominator, -inf where no key is seen; assigned */
-burst_code burst_forward(burst_attention* attention, const burst_schedule* schedule,
-                         const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
-                         const burst_tensor* out, const burst_tensor* lse);
-/* Writes the largest score of each head in the last burst_forward, for an attention with
- * `max_logits`. It is the maximum over the queries and keys of all ranks, after softcap and ALiBi;
- * -inf if no query sees a key. max_logits: [batch, heads], contiguous, float32; dims: 2. All ranks
- * get the same values. */
-burst_code burst_max_logits(const burst_attention* attention, const burst_tensor* max_logits);
-/* Computes the gradients. Collective. q, k, v, out and lse are the tensors of burst_forward. dout
- * is like out; dlse is like lse, or null for zero. Writes dq, dk and dv, like q, k and v. */
-burst_code burst_backward(burst_attention* attention, const burst_schedule* schedule,
-                          const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
-                          const burst_tensor* out, const burst_tensor* lse,
-                          const burst_tensor* dout, const burst_tensor* dlse,
-                          const burst_tensor* dq, const burst_tensor* dk, const burst_tensor* dv);
+/* ---- Calls. The library remembers nothing from one call to the next. A tensor with dims 0 is left
+ * out. */
+
+typedef struct burst_call {
+  size_t struct_bytes; /* sizeof(burst_call) */
+  const burst_schedule* schedule;
+  /* Decides which weights are dropped, with a weight's row of the batch, head and positions. Give
+   * all ranks of a sequence the same seed, and every layer and step another. */
+  uint64_t dropout_seed;
+  int32_t wants_max_logits; /* 1: the forward writes burst_result's; not with fp8_forward */
+  burst_tensor q; /* [batch, length, heads, head_dim] of this rank's tokens, in order of position;
+                   * last stride 1 */
+  burst_tensor k; /* [batch, length, kv_heads, head_dim]; kv_heads divides heads; of
+                   * cross-attention, of this rank's keys */
+  burst_tensor v; /* like k */
+  /* [heads] of lse's dtype: a logit of each head that takes part in the softmax and has no value;
+   * may be left out. */
+  burst_tensor sinks;
+} burst_call;
+
+typedef struct burst_result {
+  size_t struct_bytes; /* sizeof(burst_result) */
+  burst_tensor out;    /* like q */
+  /* [batch, heads, length], contiguous, of float32 for tensors of 16 bits, else of q's dtype: the
+   * natural log of the softmax's denominator, -inf where no key is seen. */
+  burst_tensor lse;
+  /* If the call wants it, [batch, heads] of float32 in the host's memory: the largest score of each
+   * head over the queries and keys of all ranks, after softcap and ALiBi, without sinks; -inf where
+   * no query sees a key. All ranks get the same values. */
+  burst_tensor max_logits;
+} burst_result;
+
+typedef struct burst_gradients {
+  size_t struct_bytes;     /* sizeof(burst_gradients) */
+  burst_tensor dout;       /* given, like out */
+  burst_tensor dlse;       /* given, like lse; left out: zero */
+  burst_tensor dq, dk, dv; /* like q, k and v */
+  burst_tensor dsinks; /* like sinks; its sum over the ranks is their gradient; may be left out */
+} burst_gradients;
+
+/* Computes attention, and writes the result. Collective. */
+burst_code burst_forward(burst_attention* attention, const burst_call* call,
+                         const burst_result* result);
+/* Computes the gradients, and writes dq, dk, dv and dsinks. Collective. The call and the result are
+ * the forward's. */
+burst_code burst_backward(burst_attention* attention, const burst_call* call,
+                          const burst_result* result, const burst_gradients* gradients);
 
 #ifdef __cplusplus
 }

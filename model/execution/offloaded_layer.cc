@@ -9,9 +9,10 @@ OffloadedLayer::OffloadedLayer(HostCopies& copies, const Variable& x,
     : x_(x), kept_(std::move(kept)), stored_x_(copies.Store(x.value())) {
   if (kept_ == nullptr || kept_->out.null()) return;
   if (kept_->out.is_contiguous()) stored_out_ = copies.Store(kept_->out);
-  for (const SequenceParallelAttention::Saved& saved : kept_->saved) {
-    const bool stores = !saved.out.null() && saved.out.is_contiguous();
-    stored_saved_.push_back(stores ? copies.Store(saved.out) : nullptr);
+  for (const AttentionResult& result : kept_->results) {
+    const Tensor& out = result.exchanged.out;
+    const bool stores = !out.null() && out.is_contiguous();
+    stored_exchanged_.push_back(stores ? copies.Store(out) : nullptr);
   }
 }
 
@@ -22,10 +23,10 @@ void OffloadedLayer::Release() {
     kept_->out = Tensor();
     stored_out_->Release();
   }
-  for (size_t i = 0; i < stored_saved_.size(); ++i) {
-    if (stored_saved_[i] == nullptr) continue;
-    kept_->saved[i].out = Tensor();
-    stored_saved_[i]->Release();
+  for (size_t i = 0; i < stored_exchanged_.size(); ++i) {
+    if (stored_exchanged_[i] == nullptr) continue;
+    kept_->results[i].exchanged.out = Tensor();
+    stored_exchanged_[i]->Release();
   }
   released_ = true;
 }
@@ -33,7 +34,7 @@ void OffloadedLayer::Release() {
 void OffloadedLayer::Fetch() {
   stored_x_->Fetch();
   if (stored_out_ != nullptr) stored_out_->Fetch();
-  for (const auto& stored : stored_saved_) {
+  for (const auto& stored : stored_exchanged_) {
     if (stored != nullptr) stored->Fetch();
   }
 }
@@ -42,8 +43,9 @@ void OffloadedLayer::Restore() {
   if (!released_) return;
   x_.SetValue(stored_x_->Take());
   if (stored_out_ != nullptr) kept_->out = stored_out_->Take();
-  for (size_t i = 0; i < stored_saved_.size(); ++i) {
-    if (stored_saved_[i] != nullptr) kept_->saved[i].out = stored_saved_[i]->Take();
+  for (size_t i = 0; i < stored_exchanged_.size(); ++i) {
+    if (stored_exchanged_[i] != nullptr)
+      kept_->results[i].exchanged.out = stored_exchanged_[i]->Take();
   }
 }
 

@@ -30,7 +30,8 @@ class OffloadedLayer {
   bool released_ = false;
   // Null: not stored.
   std::unique_ptr<HostCopies::Stored> stored_x_, stored_out_;
-  std::vector<std::unique_ptr<HostCopies::Stored>> stored_saved_;  // kept_->saved[...].out
+  // exchanged.out of kept_->results
+  std::vector<std::unique_ptr<HostCopies::Stored>> stored_exchanged_;
 };
 
 }  // namespace burst

@@ -114,7 +114,7 @@ def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
     known = None
     if call.promised and not call.dropout_p:  # seeds are compared in every call
         if error is None:
-            known = (call, q.shape, k.shape[1:3], q.dtype, needs_grad)
+            known = (call, q.shape, k.shape[1:3], q.dtype, needs_grad, sinks is None)
             lengths = ranks.agreed.get(known)
             if lengths is not None:
                 return lengths, seed
@@ -124,7 +124,7 @@ def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
     own = None
     if error is None:
         own = [("batch", q.shape[0]), ("heads", q.shape[2]), ("kv heads", k.shape[2]),
-               ("head_dim", q.shape[3]), ("dtype", str(q.dtype)), ("requires_grad", needs_grad),
+               ("head_dim", q.shape[3]), ("dtype", str(q.dtype)), ("requires_grad", needs_grad), ("sinks", sinks is not None),
                ("dropout_seed", "drawn" if drawn else seed)]
     lengths, seed = _compare(ranks, call, own, error, (q, k), seed if drawn else None, seed)
     if known is not None:

@@ -23,7 +23,7 @@ LISTS = ("documents", "cu_seqlens", "spans", "slices", "alibi_slopes")
 _FIELDS = SCALARS + ("promised", "tokens", "documents", "spans", "slices", "alibi_slopes")
 _OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "softmax_scale",
             "deterministic", "ulysses_size", "ranks_per_node", "fp8", "softcap", "alibi_slopes",
-            "dropout_p", "return_max_logit")
+            "dropout_p")
 _NOT_OF_SCHEDULES = ("softmax_scale", "ring_grad_dtype", "deterministic", "fp8", "softcap", "dropout_p",
                      "return_max_logit", "value_dim", "promised", "alibi_slopes")
 _CACHE_BYTES = 4 << 20  # of each cache below

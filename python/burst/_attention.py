@@ -18,24 +18,24 @@ if hasattr(torch.library, "custom_op"):
 
 class AttentionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, group, call, needs_grad, sinks, seed, drawn):
+    def forward(ctx, q, k, v, sinks, group, call, needs_grad, seed, drawn):
         out, lse, max_logit, _, seed, state = forward(q, k, v, group, call, needs_grad, sinks, seed, drawn)
         ctx.set_materialize_grads(False)
         if max_logit is not None:
             ctx.mark_non_differentiable(max_logit)
         if needs_grad:
-            ctx.save_for_backward(q, k, v, out, lse)
+            ctx.save_for_backward(q, k, v, sinks, out, lse)
             ctx.state, ctx.seed = state, seed
         return out, lse, max_logit
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse, _):
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, sinks, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        gradients = backward(q, k, v, out, lse, dout.to(out.dtype), dlse, ctx.state, ctx.seed)
-        return (*gradients, None, None, None, None, None, None)
+        gradients = backward(q, k, v, sinks, out, lse, dout.to(out.dtype), dlse, ctx.state, ctx.seed)
+        return (*gradients, None, None, None, None, None)
 
 
 def _any_requires_grad(*tensors):
@@ -49,7 +49,7 @@ def _apply(q, k, v, sinks, seed, group, scalars, lists):
     """Returns (out, lse, largest scores or None) of [batch, tokens, heads, head_dim]. out and lse are
     differentiable.
 
-    sinks are checked, not added. The default of dropout's seed is the next one that torch draws."""
+    The default of dropout's seed is the next one that torch draws."""
     if _op is not None and _op.is_wanted():
         return _op.apply(q, k, v, sinks, seed, group, scalars, lists)
     group, call = _ranks.process_group(group), make_call(scalars, lists)
@@ -62,16 +62,8 @@ def _apply(q, k, v, sinks, seed, group, scalars, lists):
         seed, drawn = draw_seed().item(), True
     else:
         seed = read_seed(seed)
-    needs_grad = torch.is_grad_enabled() and _any_requires_grad(q, k, v)
-    checked = sinks.detach() if isinstance(sinks, torch.Tensor) else sinks
-    return AttentionFunction.apply(q, k, v, group, call, needs_grad, checked, seed, drawn)
-
-
-def _add_sinks(out, lse, sinks):
-    """Returns (out, lse) of a softmax that has one more logit a head, whose value is zero."""
-    whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-    share = torch.exp(lse - whole)  # share of the softmax that the keys keep
-    return (out * share.transpose(1, 2).unsqueeze(3)).to(out.dtype), whole
+    needs_grad = torch.is_grad_enabled() and _any_requires_grad(q, k, v, sinks)
+    return AttentionFunction.apply(q, k, v, sinks, group, call, needs_grad, seed, drawn)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
@@ -115,7 +107,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
         backward (str): the tensors that go around in the backward: "burst" (queries), "ring" (keys and
             values), or "auto".
         sinks (Tensor): [heads], learnable: one more logit of each head's softmax, without a value (the
-            sinks of gpt-oss). Their gradient covers this rank's queries: sum it over the group.
+            sinks of gpt-oss). Their gradient is this rank's part: sum it over the group.
         seqlen (int): the length of the whole sequence, and a promise that the ranks pass equal arguments.
             They compare them in the first such call only, which saves a round of messages a call.
         spans (list of pairs, or one list for each row): positions (begin, end) in the whole sequence whose
@@ -178,8 +170,6 @@ def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
     out, lse, max_logit = _apply(q, k, v, sinks, seed, group, (*scalars, value_dim), lists)
     if value_dim is not None:
         out = out[..., :value_dim]
-    if sinks is not None:
-        out, lse = _add_sinks(out, lse, sinks)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     results = (out, lse) if return_lse else (out,)

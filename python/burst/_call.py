@@ -28,8 +28,7 @@ def _attention_of(ranks, call, used=True):
         ring_grad_dtype=call.ring_grad_dtype.encode(), softmax_scale=call.softmax_scale or 0, deterministic=call.deterministic,
         group_size=call.ulysses_size, ranks_per_node=call.ranks_per_node, fp8_forward=call.fp8,
         softcap=call.softcap, alibi_heads=len(slopes),
-        alibi_slopes=(ctypes.c_float * len(slopes))(*slopes) if slopes else None, dropout=call.dropout_p,
-        max_logits=call.return_max_logit)
+        alibi_slopes=(ctypes.c_float * len(slopes))(*slopes) if slopes else None, dropout=call.dropout_p)
     made = create("attention", ranks.device.handle.value, ranks.comm and ranks.comm.value,
                   ctypes.byref(given), keeps=ranks.device.handle)
     return ranks.attentions.put(call.options, made)
@@ -113,7 +112,9 @@ def _ready(tensor):
 
 
 def _view(tensor):
-    """Returns the numbers of a burst_tensor."""
+    """Returns the numbers of a burst_tensor; None is left out."""
+    if tensor is None:
+        return _library.LEFT_OUT
     shape = tensor.shape
     if len(shape) == 4:
         return (tensor.data_ptr(), DTYPES[tensor.dtype], 4, *shape, *tensor.stride())
@@ -128,10 +129,15 @@ def _empty_like(tensor):
 class State:
     """What a call's backward needs, without tensors and dropout's seed."""
 
-    __slots__ = ("ranks", "attention", "schedule")
+    __slots__ = ("ranks", "attention", "schedule", "wants_largest")
 
-    def __init__(self, ranks, attention, schedule):
+    def __init__(self, ranks, attention, schedule, wants_largest):
         self.ranks, self.attention, self.schedule = ranks, attention, schedule
+        self.wants_largest = wants_largest
+
+    def set_call(self, q, k, v, sinks, seed):
+        self.ranks.device.call.set(self.schedule.value, seed or 0, self.wants_largest, *_view(q), *_view(k),
+                                   *_view(v), *_view(sinks))
 
 
 def _state(ranks, call, lengths, used=True):
@@ -142,7 +148,7 @@ def _state(ranks, call, lengths, used=True):
         schedule = _schedule_of(ranks, call, attention, lengths)
         rows = max(1, len(call.documents or ()), len(call.spans or ()), len(call.slices or ()))
         ranks.schedules.put(key, schedule, call.weight + _BYTES_A_TOKEN * rows * sum(lengths))
-    return State(ranks, attention, schedule)
+    return State(ranks, attention, schedule, call.return_max_logit)
 
 
 def state_of(group, call, tensor, lengths):
@@ -151,11 +157,6 @@ def state_of(group, call, tensor, lengths):
     with ranks.device.lock:
         ranks.device.enter()
         return _state(ranks, call, lengths, used=False)
-
-
-def _set_seed(state, seed):
-    if seed is not None:
-        check(library().burst_attention_set_dropout_seed(state.attention.value, seed))
 
 
 def _device_of(*tensors):
@@ -173,8 +174,7 @@ def _fail_unless_alike(ranks, error):
 
 def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False):
     """Returns out, lse, the largest score of each head or None, the tokens of every rank and the seed (as agree),
-    and the State. Collective. sinks are checked, not added. seed is an integer if weights are dropped, else
-    None."""
+    and the State. Collective. seed is an integer if weights are dropped, else None."""
     if getattr(q, "is_cuda", False):
         _ranks.refuse_capture()
     ranks = _ranks.ranks_of(group, q.device if type(q) is torch.Tensor else _device_of(q, k, v))
@@ -183,29 +183,23 @@ def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False
         lengths, seed = agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn)
         try:
             state = _state(ranks, call, lengths)
-            _set_seed(state, seed)
-            q, k, v = _ready(q), _ready(k), _ready(v)
-            out, lse = _empty_like(q), q.new_empty(lse_shape(q), dtype=lse_dtype(q))
-            tensors = ranks.device.tensors[5]
-            tensors.set(*_view(q), *_view(k), *_view(v), *_view(out), *_view(lse))
+            q, k, v, sinks = _ready(q), _ready(k), _ready(v), _ready_sinks(sinks, q)
+            out, lse, largest = _empty_like(q), q.new_empty(lse_shape(q), dtype=lse_dtype(q)), None
+            if call.return_max_logit:
+                largest = torch.empty(max_logit_shape(q), dtype=torch.float32, device="cpu")
+            state.set_call(q, k, v, sinks, seed)
+            result = ranks.device.result
+            result.set(*_view(out), *_view(lse), *_view(largest))
         except BaseException as error:
             _fail_unless_alike(ranks, error)
             raise
-        check(library().burst_forward(state.attention.value, state.schedule.value, *tensors.pointers))
-        largest = _largest_scores(q, state) if call.return_max_logit else None
+        check(library().burst_forward(state.attention.value, ranks.device.call.pointer, result.pointer))
     return out, lse, largest, lengths, seed, state
 
 
-def _largest_scores(q, state):
-    largest = torch.empty(max_logit_shape(q), dtype=torch.float32, device="cpu")
-    tensors = state.ranks.device.tensors[1]
-    tensors.set(*_view(largest))
-    check(library().burst_max_logits(state.attention.value, *tensors.pointers))
-    return largest
-
-
-def backward(q, k, v, out, lse, dout, dlse, state, seed=None):
-    """Returns dq, dk and dv. Collective. dlse may be None, and seed is the one that forward returned."""
+def backward(q, k, v, sinks, out, lse, dout, dlse, state, seed=None):
+    """Returns dq, dk, dv and dsinks. Collective. dlse may be None. Without sinks, which may be None, dsinks is
+    None. seed is the one that forward returned."""
     if q.is_cuda:
         _ranks.refuse_capture()
     state.ranks.check_not_forked()
@@ -213,26 +207,28 @@ def backward(q, k, v, out, lse, dout, dlse, state, seed=None):
     with device.lock:
         device.enter()
         try:
-            _set_seed(state, seed)
             q, k, v, out, dout = map(_ready, (q, k, v, out, dout))
             lse, dlse = _dense(lse), None if dlse is None else _dense(dlse)
+            logits = _ready_sinks(sinks, q)
             dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
-            sums = () if dlse is None else _view(dlse)
-            tensors = device.tensors[9 if dlse is None else 10]
-            tensors.set(*_view(q), *_view(k), *_view(v), *_view(out), *_view(lse), *_view(dout), *sums,
-                        *_view(dq), *_view(dk), *_view(dv))
+            dsinks = None if sinks is None else _empty_like(logits)
+            state.set_call(q, k, v, logits, seed)
+            device.result.set(*_view(out), *_view(lse), *_library.LEFT_OUT)
+            device.gradients.set(*_view(dout), *_view(dlse), *_view(dq), *_view(dk), *_view(dv), *_view(dsinks))
         except BaseException as error:
             _fail_unless_alike(state.ranks, error)
             raise
-        pointers = tensors.pointers
-        if dlse is None:
-            pointers = (*pointers[:6], None, *pointers[6:])
-        check(library().burst_backward(state.attention.value, state.schedule.value, *pointers))
-    return dq, dk, dv
+        check(library().burst_backward(state.attention.value, device.call.pointer, device.result.pointer,
+                                       device.gradients.pointer))
+    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype)
 
 
 def _dense(tensor):
     return tensor.resolve_neg().contiguous()
+
+
+def _ready_sinks(sinks, q):
+    return None if sinks is None else _dense(sinks.to(lse_dtype(q)))
 
 
 def lse_shape(q):

@@ -6,7 +6,7 @@ import os
 import struct
 import threading
 from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t,
-                    c_uint64, c_void_p)
+                    c_void_p)
 
 _VERSION = 1  # BURST_C_VERSION
 
@@ -59,7 +59,6 @@ class AttentionOptions(ctypes.Structure):
         ("alibi_heads", c_int64),
         ("alibi_slopes", POINTER(c_float)),
         ("dropout", c_double),
-        ("max_logits", c_int32),
     ]
 
 
@@ -96,23 +95,25 @@ class Sequences(ctypes.Structure):
     ]
 
 
-class Tensors:
-    """Room for `count` burst_tensors (data, dtype, dims, four of shape, four of strides), used many
-    times. `pointers` are the arguments to pass for them."""
+class Packed:
+    """A struct of the library that is filled many times.
 
-    def __init__(self, count):
-        one = "Qii4q4q"
-        self._struct, size = struct.Struct("=" + count * one), struct.calcsize("=" + one)
+    It has its size, fields of the format `first`, and `count` burst_tensors. Each of these is 11 numbers:
+    data, dtype, dims, four of shape, four of strides."""
+
+    def __init__(self, first, count):
+        self._struct = struct.Struct("=Q" + first + count * "Qii4q4q")
         self._buffer = ctypes.create_string_buffer(self._struct.size)
-        address = ctypes.addressof(self._buffer)
-        self.pointers = tuple(address + size * i for i in range(count))
+        self.pointer = ctypes.addressof(self._buffer)
 
     def set(self, *numbers):
-        """Sets the tensors to these numbers, 11 for each."""
-        self._struct.pack_into(self._buffer, 0, *numbers)
+        """Sets the fields, and the tensors to 11 numbers each."""
+        self._struct.pack_into(self._buffer, 0, self._struct.size, *numbers)
 
 
-_T = c_void_p
+LEFT_OUT = (0,) * 11  # in the place of a tensor
+
+
 _HANDLE = POINTER(c_void_p)
 _FUNCTIONS = {
     "burst_context_create": [POINTER(ContextOptions), _HANDLE],
@@ -124,7 +125,6 @@ _FUNCTIONS = {
     "burst_comm_abort": [c_void_p, c_char_p],
     "burst_comm_all_gather": [c_void_p, c_void_p, c_int64, c_void_p],
     "burst_attention_create": [c_void_p, c_void_p, POINTER(AttentionOptions), _HANDLE],
-    "burst_attention_set_dropout_seed": [c_void_p, c_uint64],
     "burst_slices_tree": [c_int32, c_int64, POINTER(c_int32), POINTER(c_int64), POINTER(Slice)],
     "burst_slices_window_with_global_tokens": [
         c_int32, c_int32, c_int64, POINTER(c_int32), c_int32, POINTER(c_int64), POINTER(Slice)],
@@ -137,9 +137,8 @@ _FUNCTIONS = {
         c_char_p, c_int64, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
     "burst_balanced_positions": [
         POINTER(Mask), c_int64, c_int32, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
-    "burst_forward": [c_void_p, c_void_p] + [_T] * 5,
-    "burst_max_logits": [c_void_p, _T],
-    "burst_backward": [c_void_p, c_void_p] + [_T] * 10,
+    "burst_forward": [c_void_p, c_void_p, c_void_p],
+    "burst_backward": [c_void_p, c_void_p, c_void_p, c_void_p],
 }
 _DESTROYERS = ["context", "comm", "attention", "schedule"]
 

@@ -153,11 +153,13 @@ def apply(q, k, v, sinks, seed, group, scalars, lists):
             raise TypeError("%s: must be a torch.Tensor; got a %s" % (name, type(tensor).__name__))
     scalars = _without_tensors(scalars, tensors)
     text = arguments_text(group, *scalars, *_without_tensors(lists, tensors))
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
+                                              (sinks is not None and sinks.requires_grad))
     drops = scalars[13] is not None and scalars[13] != 0
     drawn = drops and seed is None
     seed = _seed_tensor(seed) if drops else None
-    out, lse, max_logit, _ = torch.ops.burst.forward(q, k, v, text, tensors, needs_grad, seed, drawn)
+    out, lse, max_logit, _ = torch.ops.burst.forward(q, k, v, sinks, text, tensors, needs_grad, seed,
+                                                        drawn)
     return out, lse, max_logit if scalars[14] else None
 
 
@@ -165,20 +167,21 @@ _TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph
 
 
 @torch.library.custom_op("burst::forward", mutates_args=(), **_TAGS)
-def forward(q: Tensor, k: Tensor, v: Tensor, arguments: str, values: List[Tensor], needs_grad: bool,
-            seed: Optional[Tensor], drawn: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], arguments: str, values: List[Tensor],
+            needs_grad: bool, seed: Optional[Tensor],
+            drawn: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes attention. The last result has the tokens of every rank, then the seed."""
     parsed = _parsed(arguments)
     out, lse, max_logit, lengths, seed, _ = _call.forward(
-        q, k, v, parsed.group(), parsed.call(values), needs_grad, seed=None if seed is None else seed.item(),
-        drawn=drawn)
+        q, k, v, parsed.group(), parsed.call(values), needs_grad, sinks,
+        None if seed is None else seed.item(), drawn)
     if max_logit is None:
         max_logit = torch.empty((0,), dtype=torch.float32, device="cpu")
     return out, lse, max_logit, torch.tensor([*lengths, seed or 0], dtype=torch.int64, device="cpu")
 
 
 @forward.register_fake
-def _(q, k, v, arguments, values, needs_grad, seed, drawn):
+def _(q, k, v, sinks, arguments, values, needs_grad, seed, drawn):
     parsed = _parsed(arguments)
     lse = q.new_empty(_call.lse_shape(q), dtype=_call.lse_dtype(q))
     largest = torch.empty(_call.max_logit_shape(q) if parsed.has_largest else (0,), dtype=torch.float32,
@@ -188,36 +191,39 @@ def _(q, k, v, arguments, values, needs_grad, seed, drawn):
 
 
 @torch.library.custom_op("burst::backward", mutates_args=(), **_TAGS)
-def backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lengths: Tensor, dout: Tensor,
-             dlse: Optional[Tensor], arguments: str, values: List[Tensor],
-             drops: bool) -> Tuple[Tensor, Tensor, Tensor]:
+def backward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], out: Tensor, lse: Tensor,
+             lengths: Tensor, dout: Tensor, dlse: Optional[Tensor], arguments: str, values: List[Tensor],
+             drops: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes the gradients. The last result is the gradient of the sinks; without them it is empty."""
     parsed = _parsed(arguments)
     *tokens, seed = lengths.tolist()
     state = _call.state_of(parsed.group(), parsed.call(values), q, tokens)
-    dq, dk, dv = _call.backward(q, k, v, out, lse, dout.to(out.dtype), dlse, state, seed if drops else None)
-    return dq, dk, dv
+    *gradients, dsinks = _call.backward(q, k, v, sinks, out, lse, dout.to(out.dtype), dlse, state,
+                                        seed if drops else None)
+    return (*gradients, q.new_empty(0) if dsinks is None else dsinks)
 
 
 @backward.register_fake
-def _(q, k, v, out, lse, lengths, dout, dlse, arguments, values, drops):
-    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+def _(q, k, v, sinks, out, lse, lengths, dout, dlse, arguments, values, drops):
+    gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    return (*gradients, q.new_empty(0) if sinks is None else torch.empty_like(sinks))
 
 
 def _keep(ctx, inputs, output):
-    q, k, v, ctx.arguments, values, _, seed, _ = inputs
+    q, k, v, sinks, ctx.arguments, values, _, seed, _ = inputs
     out, lse, _, lengths = output
     ctx.drops = seed is not None
-    ctx.save_for_backward(q, k, v, out, lse, lengths, *values)
+    ctx.save_for_backward(q, k, v, sinks, out, lse, lengths, *values)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dout, dlse, *_):
-    q, k, v, out, lse, lengths, *values = ctx.saved_tensors
+    q, k, v, sinks, out, lse, lengths, *values = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    gradients = torch.ops.burst.backward(q, k, v, out, lse, lengths, dout, dlse, ctx.arguments, values,
-                                         ctx.drops)
-    return (*gradients, None, [None] * len(values), None, None, None)
+    *gradients, dsinks = torch.ops.burst.backward(q, k, v, sinks, out, lse, lengths, dout, dlse,
+                                                  ctx.arguments, values, ctx.drops)
+    return (*gradients, None if sinks is None else dsinks, None, [None] * len(values), None, None, None)
 
 
 forward.register_autograd(_differentiate, setup_context=_keep)

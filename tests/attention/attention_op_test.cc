@@ -60,7 +60,7 @@ TEST(AttentionOpTest, StridedInputsAndLse) {
   Tape tape;
   const Variable q(Part(packed, 0), true), k(Part(packed, 1), true), v(Part(packed, 2), true);
   Variable lse;
-  const Variable out = AttentionOp(tape, *attention, schedule, q, k, v, &lse);
+  const Variable out = AttentionOp(tape, {*attention, schedule}, q, k, v, &lse);
   ASSERT_TRUE(
       tape.Backward({out, lse}, {inputs.dout.To(kTestDevice), inputs.dlse.To(kTestDevice)}).ok());
   ExpectClose({out.value(), lse.value(), q.grad(), k.grad(), v.grad()},
@@ -94,7 +94,7 @@ TEST(AttentionOpTest, Packed) {
           const std::vector<int32_t>& positions = schedule->shard().local_positions();
           Tape tape;
           const Variable qkv(Pack(inputs, positions), true);
-          const Variable out = AttentionOp(tape, *attention, schedule, qkv, kHeads, kKvHeads);
+          const Variable out = AttentionOp(tape, {*attention, schedule}, qkv, kHeads, kKvHeads);
           BURST_RETURN_IF_ERROR(tape.Backward({out}, {TakeRows(inputs.dout, positions)}));
           PutRows(out.value(), positions, actual.out);
           PutRows(Part(qkv.grad(), 0), positions, actual.dq);
@@ -148,8 +148,8 @@ WithSinks RunWithSinks(int ranks, const Inputs& inputs, const std::vector<double
     int64_t parts = 0;
     Tape tape;
     Variable lse;
-    const Variable out =
-        AttentionOp(tape, *attention, schedule, q, k, v, &lse, {logits, [&] { ++parts; }});
+    const TapeAttention with = {*attention, schedule, /*dropout=*/{}, logits, [&] { ++parts; }};
+    const Variable out = AttentionOp(tape, with, q, k, v, &lse);
     BURST_RETURN_IF_ERROR(tape.Backward(
         {out, lse}, {TakeRows(inputs.dout, positions), TakeColumns(inputs.dlse, positions)}));
     EXPECT_GE(parts, 1);
@@ -260,22 +260,16 @@ TEST(AttentionSinksTest, ThatDoNotFitAreRefused) {
   const auto attention = *BurstAttention::Create({}, nullptr);
   const AttentionSchedule schedule = *attention->Schedule(seqlen, Mask::Causal());
   const Tensor q = Tensor::Zeros({1, seqlen, kHeads, kHeadDim}, DType::kFloat32, kTestDevice);
-  Tensor out, lse;
-  SequenceParallelAttention::Saved saved;
+  AttentionCall call = {&schedule, q, q, q};
+  AttentionResult result;
   for (const Tensor& sinks : {Tensor::Zeros({kHeads + 1}, DType::kFloat32, kTestDevice),
                               Tensor::Zeros({kHeads}, DType::kFloat64, kTestDevice)}) {
-    attention->SetSinks(sinks);
-    const absl::Status status = attention->Forward(schedule, q, q, q, &out, &lse, &saved);
+    call.sinks = sinks;
+    const absl::Status status = attention->Forward(call, &result);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find("sinks must be a float32 tensor [4]"), std::string::npos)
+    EXPECT_NE(status.message().find("sinks: must be a float32 tensor [4]"), std::string::npos)
         << status;
   }
-  attention->SetSinks(Tensor());
-  ASSERT_TRUE(attention->Forward(schedule, q, q, q, &out, &lse, &saved).ok());
-  saved.dout = q;
-  Tensor dq, dk, dv, dsinks;
-  EXPECT_EQ(attention->Backward(schedule, saved, &dq, &dk, &dv, &dsinks).message(),
-            "dsinks of an attention without sinks");
 }
 
 }  // namespace

@@ -36,23 +36,7 @@ absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, c
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
   BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                          attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
-  const std::vector<int32_t>& positions = schedule.shard().group_positions(comm.rank());
-  BurstAttention::Saved saved;
-  saved.q = TakeRows(inputs.q, positions);
-  saved.k = TakeRows(inputs.k, positions);
-  saved.v = TakeRows(inputs.v, positions);
-  saved.dout = TakeRows(inputs.dout, positions);
-  saved.dlse = TakeColumns(inputs.dlse, positions);
-  BURST_RETURN_IF_ERROR(
-      attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
-  Tensor dq, dk, dv;
-  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-
-  PutRows(saved.out, positions, results.out);
-  PutColumns(saved.lse, positions, results.lse);
-  PutRows(dq, positions, results.dq);
-  PutRows(dk, positions, results.dk);
-  PutRows(dv, positions, results.dv);
+  BURST_RETURN_IF_ERROR(AttendOnRank(*attention, schedule, inputs, results));
   if (stats != nullptr) *stats = attention->stats();
   return absl::OkStatus();
 }
@@ -499,9 +483,9 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
   const Inputs good = RandomInputs(1, 8, 4, 2, 8, DType::kFloat32, 1);
   const Inputs bad_heads = RandomInputs(1, 8, 4, 3, 8, DType::kFloat32, 1);
   const Inputs short_one = RandomInputs(1, 7, 4, 2, 8, DType::kFloat32, 1);
-  Tensor out, lse;
+  AttentionResult result;
   const auto message = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
-    const absl::Status status = attention->Forward(schedule, q, k, v, &out, &lse);
+    const absl::Status status = attention->Forward({&schedule, q, k, v}, &result);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
@@ -513,7 +497,7 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
       std::string::npos);
   EXPECT_NE(message(good.q, good.k, short_one.v).find("v: must be a float32 tensor [1, 8, 2, 8]"),
             std::string::npos);
-  out = Tensor::Empty({3}, DType::kFloat32);
+  result.out = Tensor::Empty({3}, DType::kFloat32);
   EXPECT_NE(message(good.q, good.k, good.v).find("out: must be"), std::string::npos);
 
   BurstAttentionOptions options;
@@ -531,18 +515,19 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
   options = {};
   const bool on_cpu = kTestDevice == DeviceType::kCpu;
   options.kernels = &KernelsOf(DeviceType::kCpu);
-  out = Tensor();
+  result = {};
   const auto with_cpu_kernels = *BurstAttention::Create(options, nullptr);
   EXPECT_EQ(with_cpu_kernels
-                ->Forward(schedule, good.q.To(kTestDevice), good.k.To(kTestDevice),
-                          good.v.To(kTestDevice), &out, &lse)
+                ->Forward({&schedule, good.q.To(kTestDevice), good.k.To(kTestDevice),
+                           good.v.To(kTestDevice)},
+                          &result)
                 .message(),
             on_cpu ? "" : "the CPU's attention kernels serve tensors on the CPU only");
   options = {};
   options.ring_grad_dtype = RingGradDType::kBf16;
   const auto narrow = *BurstAttention::Create(options, nullptr);
-  out = Tensor();
-  const absl::Status refused = narrow->Forward(schedule, good.q, good.k, good.v, &out, &lse);
+  result = {};
+  const absl::Status refused = narrow->Forward({&schedule, good.q, good.k, good.v}, &result);
   EXPECT_NE(refused.message().find("ring_grad_dtype: bf16 is for bfloat16"), std::string::npos);
   EXPECT_FALSE(ParseRingGradDType("fp16").ok());
   EXPECT_FALSE(attention->Schedule(-5, Mask::Causal()).ok());

@@ -85,7 +85,7 @@ void ExpectMatches(const How& how, const Inputs& inputs, Bytes* bytes = nullptr,
     const Variable q(TakeRows(inputs.q, queries), true), k(TakeRows(inputs.k, keys), true),
         v(TakeRows(inputs.v, keys), true);
     Variable lse;
-    const Variable out = AttentionOp(tape, *attention, schedule, q, k, v, &lse);
+    const Variable out = AttentionOp(tape, {*attention, schedule}, q, k, v, &lse);
     BURST_RETURN_IF_ERROR(tape.Backward(
         {out, lse}, {TakeRows(inputs.dout, queries), TakeColumns(inputs.dlse, queries)}));
     PutRows(out.value(), queries, actual.out);
@@ -186,10 +186,11 @@ TEST(CrossAttentionTest, ErrorsNameWhatDoesNotFit) {
   EXPECT_FALSE(cross(-1, Mask::Full()).ok());
   const AttentionSchedule schedule = *cross(6, Mask::Full());
   const Inputs fits = CrossInputs(4, 6), other = CrossInputs(4, 5);
-  Tensor out, lse;
   const auto forward = [&](const AttentionSchedule& of, const Inputs& inputs) {
-    return attention->Forward(of, inputs.q.To(kTestDevice), inputs.k.To(kTestDevice),
-                              inputs.v.To(kTestDevice), &out, &lse);
+    AttentionResult result;
+    return attention->Forward(
+        {&of, inputs.q.To(kTestDevice), inputs.k.To(kTestDevice), inputs.v.To(kTestDevice)},
+        &result);
   };
   EXPECT_TRUE(forward(schedule, fits).ok());
   EXPECT_TRUE(

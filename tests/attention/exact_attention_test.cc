@@ -53,21 +53,7 @@ AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Lay
     BURST_ASSIGN_OR_RETURN(const auto attention, ExactAttention::Create(options, &comm));
     BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                            attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
-    const std::vector<int32_t>& positions = schedule.shard().local_positions();
-    Tensor out, lse, dq, dk, dv;
-    SequenceParallelAttention::Saved saved;
-    BURST_RETURN_IF_ERROR(attention->Forward(schedule, TakeRows(inputs.q, positions),
-                                             TakeRows(inputs.k, positions),
-                                             TakeRows(inputs.v, positions), &out, &lse, &saved));
-    saved.dout = TakeRows(inputs.dout, positions);
-    saved.dlse = widened(TakeColumns(inputs.dlse, positions));
-    BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-    PutRows(widened(out), positions, results.out);
-    PutColumns(lse, positions, results.lse);
-    PutRows(widened(dq), positions, results.dq);
-    PutRows(widened(dk), positions, results.dk);
-    PutRows(widened(dv), positions, results.dv);
-    return absl::OkStatus();
+    return AttendOnRank(*attention, schedule, inputs, results);
   });
   EXPECT_TRUE(status.ok()) << status;
   return results;
@@ -176,10 +162,10 @@ TEST(ExactAttentionErrors, AreClear) {
   const auto ring = *BurstAttention::Create({}, nullptr);
   const Inputs inputs = RandomInputs(1, 32, 2, 2, 8, DType::kFloat32, 4);
   const auto forward = [&](SequenceParallelAttention& of, const AttentionSchedule& schedule) {
-    Tensor out, lse;
+    AttentionResult result;
     const auto on_device = [](const Tensor& t) { return t.To(kTestDevice); };
-    return of.Forward(schedule, on_device(inputs.q), on_device(inputs.k), on_device(inputs.v), &out,
-                      &lse, nullptr);
+    return of.Forward({&schedule, on_device(inputs.q), on_device(inputs.k), on_device(inputs.v)},
+                      &result);
   };
   EXPECT_TRUE(
       contains(forward(*attention, *ring->Schedule(32, Mask::Causal())), "another attention"));

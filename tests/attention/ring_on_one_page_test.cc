@@ -84,20 +84,17 @@ AttentionResults RunBurstAttention(int ranks, const BurstAttentionOptions& optio
     BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                            attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
     const std::vector<int32_t>& own = schedule.shard().local_positions();
-    BurstAttention::Saved saved;
-    saved.q = TakeRows(inputs.q, own);
-    saved.k = TakeRows(inputs.k, own);
-    saved.v = TakeRows(inputs.v, own);
-    saved.dout = TakeRows(inputs.dout, own);
-    Tensor dq, dk, dv;
-    BURST_RETURN_IF_ERROR(
-        attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
-    BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-    PutRows(saved.out, own, results.out);
-    PutColumns(saved.lse, own, results.lse);
-    PutRows(dq, own, results.dq);
-    PutRows(dk, own, results.dk);
-    PutRows(dv, own, results.dv);
+    const AttentionCall call = {&schedule, TakeRows(inputs.q, own), TakeRows(inputs.k, own),
+                                TakeRows(inputs.v, own)};
+    AttentionResult result;
+    BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
+    AttentionGradients gradients = {TakeRows(inputs.dout, own)};
+    BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
+    PutRows(result.out, own, results.out);
+    PutColumns(result.lse, own, results.lse);
+    PutRows(gradients.dq, own, results.dq);
+    PutRows(gradients.dk, own, results.dk);
+    PutRows(gradients.dv, own, results.dv);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

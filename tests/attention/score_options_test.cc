@@ -113,13 +113,13 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
   if (IsTensorParallel(strategy)) {
     part = {schedule.shard().group_positions(0), comm.rank(), comm.world_size()};
   }
-  SequenceParallelAttention::Saved saved;
-  Tensor out, lse, dq, dk, dv;
-  attention->SetDropoutSeed(kSeed);
-  BURST_RETURN_IF_ERROR(attention->Forward(schedule, part.Take(inputs.q), part.Take(inputs.k),
-                                           part.Take(inputs.v), &out, &lse, &saved));
+  AttentionCall call = {&schedule, part.Take(inputs.q), part.Take(inputs.k), part.Take(inputs.v)};
+  call.dropout = {kSeed};
+  call.wants_max_logits = largest != nullptr;
+  AttentionResult result;
+  BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
   if (largest != nullptr) {
-    const Tensor own = attention->max_logits();
+    const Tensor& own = result.max_logits;
     const int64_t heads = inputs.q.dim(2), count = heads / part.ranks;
     EXPECT_EQ(own.shape(), (Shape{inputs.q.dim(0), count}));
     for (int64_t i = 0; i < own.numel(); ++i) {
@@ -127,15 +127,14 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
       EXPECT_NEAR(own.data<float>()[i], (*largest)[head], 1e-6 * (1 + std::abs((*largest)[head])));
     }
   }
-  attention->SetDropoutSeed(kSeed + 1);  // as for another Forward
-  saved.dout = part.Take(inputs.dout);
-  saved.dlse = TakeColumns(part.Heads(inputs.dlse, 1), part.positions);
-  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-  part.Put(out, results.out);
-  PutColumns(lse, part.positions, part.Heads(results.lse, 1));
-  part.Put(dq, results.dq);
-  part.Put(dk, results.dk);
-  part.Put(dv, results.dv);
+  AttentionGradients gradients = {part.Take(inputs.dout),
+                                  TakeColumns(part.Heads(inputs.dlse, 1), part.positions)};
+  BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
+  part.Put(result.out, results.out);
+  PutColumns(result.lse, part.positions, part.Heads(results.lse, 1));
+  part.Put(gradients.dq, results.dq);
+  part.Put(gradients.dk, results.dk);
+  part.Put(gradients.dv, results.dv);
   return absl::OkStatus();
 }
 
@@ -178,7 +177,6 @@ TEST_P(ScoreOptionsTest, DoNotDependOnTheRanks) {
       const auto visible = [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, b, i, j); };
       const AttentionResults expected = Expected(inputs, options.scores, visible);
       const std::vector<double> largest = LargestScores(inputs, options.scores, visible);
-      options.scores.max_logits = true;
       const auto check = [&](Strategy strategy, int ranks, int group_size) {
         SCOPED_TRACE(testing::Message()
                      << named.name << " " << kv_heads << " KV heads " << Name(strategy) << " "
@@ -250,18 +248,13 @@ TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
     const auto part = [&](const Tensor& t) {
       return t.Slice(0, row, 3 - row).Slice(2, head, 4 - head).Contiguous();
     };
-    Run result;
-    Tensor lse;
-    SequenceParallelAttention::Saved saved;
-    attention->SetDropout(dropout);
-    EXPECT_TRUE(attention
-                    ->Forward(schedule, part(inputs.q), part(inputs.k), part(inputs.v), &result.out,
-                              &lse, &saved)
-                    .ok());
-    saved.dout = part(inputs.dout);
-    attention->SetDropout({});  // as for another Forward
-    EXPECT_TRUE(attention->Backward(schedule, saved, &result.dq, &result.dk, &result.dv).ok());
-    return result;
+    AttentionCall call = {&schedule, part(inputs.q), part(inputs.k), part(inputs.v)};
+    call.dropout = dropout;
+    AttentionResult result;
+    EXPECT_TRUE(attention->Forward(call, &result).ok());
+    AttentionGradients gradients = {part(inputs.dout)};
+    EXPECT_TRUE(attention->Backward(call, result, &gradients).ok());
+    return Run{result.out, gradients.dq, gradients.dk, gradients.dv};
   };
   const Run all = run({kSeed}, 0, 0), some = run({kSeed, /*first_row=*/1, /*first_head=*/2}, 1, 2);
   for (const auto& [whole, part] : {std::pair(all.out, some.out), std::pair(all.dq, some.dq),
@@ -275,10 +268,10 @@ TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
   // Dropout that is not enabled drops nothing.
   const Run none = run({kSeed, 0, 0, /*enabled=*/false}, 0, 0);
   const auto plain = *BurstAttention::Create({}, nullptr);
-  Tensor out, lse;
-  ASSERT_TRUE(plain->Forward(schedule, inputs.q, inputs.k, inputs.v, &out, &lse).ok());
-  EXPECT_EQ(none.out.ToVector<double>(), out.ToVector<double>());
-  EXPECT_NE(all.out.ToVector<double>(), out.ToVector<double>());
+  AttentionResult result;
+  ASSERT_TRUE(plain->Forward({&schedule, inputs.q, inputs.k, inputs.v}, &result).ok());
+  EXPECT_EQ(none.out.ToVector<double>(), result.out.ToVector<double>());
+  EXPECT_NE(all.out.ToVector<double>(), result.out.ToVector<double>());
 }
 
 // ---- Refused options.
@@ -301,14 +294,17 @@ TEST(ScoreOptionsErrorsTest, OptionsOutOfRange) {
   ExpectRefused(create({0, {std::numeric_limits<float>::infinity()}, 0}), "alibi_slopes");
 }
 
-absl::Status RunOneRank(const BurstAttentionOptions& options, bool cross) {
+absl::Status RunOneRank(const BurstAttentionOptions& options, bool cross,
+                        bool wants_max_logits = false) {
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, nullptr));
   BURST_ASSIGN_OR_RETURN(
       const AttentionSchedule schedule,
       attention->Schedule(cross ? Sequences::Cross(8, 8) : Sequences(8), Mask::Full()));
   const Inputs inputs = RandomInputs(1, 8, 4, 4, 8, DType::kFloat32, 1);
-  Tensor out, lse;
-  return attention->Forward(schedule, inputs.q, inputs.k, inputs.v, &out, &lse);
+  AttentionCall call = {&schedule, inputs.q, inputs.k, inputs.v};
+  call.wants_max_logits = wants_max_logits;
+  AttentionResult result;
+  return attention->Forward(call, &result);
 }
 
 TEST(ScoreOptionsErrorsTest, WhatDoesNotFitACall) {
@@ -327,8 +323,9 @@ TEST(ScoreOptionsErrorsTest, EightBits) {
   options.fp8_forward = true;
   options.scores = {/*softcap=*/3, {}, 0};
   ExpectRefused(RunOneRank(options, false), "fp8_forward: softcap needs the forward of 16 bits");
-  options.scores = {0, {}, 0, /*max_logits=*/true};
-  ExpectRefused(RunOneRank(options, false), "fp8_forward: max_logits needs the forward of 16 bits");
+  options.scores = {};
+  ExpectRefused(RunOneRank(options, false, /*wants_max_logits=*/true),
+                "fp8_forward: max_logits needs the forward of 16 bits");
 }
 
 TEST(ScoreOptionsErrorsTest, KernelsThatDoNotChangeScores) {
@@ -341,8 +338,9 @@ TEST(ScoreOptionsErrorsTest, KernelsThatDoNotChangeScores) {
   ExpectRefused(RunOneRank(options, false), "alibi_slopes: these attention kernels do not");
   options.scores = {0, {}, 0.5};
   ExpectRefused(RunOneRank(options, false), "dropout: these attention kernels do not");
-  options.scores = {0, {}, 0, /*max_logits=*/true};
-  ExpectRefused(RunOneRank(options, false), "max_logits: these attention kernels do not");
+  options.scores = {};
+  ExpectRefused(RunOneRank(options, false, /*wants_max_logits=*/true),
+                "max_logits: these attention kernels do not");
 }
 
 }  // namespace

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "burst/attention/attention_schedule.h"
+#include "burst/attention/sequence_parallel_attention.h"
 #include "burst/base/philox.h"
+#include "burst/base/status.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
 #include "burst/sequence/token_shard.h"
@@ -97,6 +99,30 @@ inline AttentionResults EmptyResults(const Inputs& inputs) {
     tensor.Fill(std::nan(""));
   }
   return results;
+}
+
+// Forward and backward of one rank, which writes its part of the results, in their dtype.
+inline absl::Status AttendOnRank(SequenceParallelAttention& attention,
+                                 const AttentionSchedule& schedule, const Inputs& inputs,
+                                 const AttentionResults& results) {
+  const std::vector<int32_t>& positions = schedule.shard().local_positions();
+  const auto put = [&](const Tensor& own, const Tensor& all) {
+    PutRows(own.To(all.dtype()), positions, all);
+  };
+  const AttentionCall call = {&schedule, TakeRows(inputs.q, positions),
+                              TakeRows(inputs.k, positions), TakeRows(inputs.v, positions)};
+  AttentionResult result;
+  BURST_RETURN_IF_ERROR(attention.Forward(call, &result));
+  AttentionGradients gradients = {
+      TakeRows(inputs.dout, positions),
+      TakeColumns(inputs.dlse, positions).To(SumDType(inputs.q.dtype()))};
+  BURST_RETURN_IF_ERROR(attention.Backward(call, result, &gradients));
+  put(result.out, results.out);
+  PutColumns(result.lse, positions, results.lse);
+  put(gradients.dq, results.dq);
+  put(gradients.dk, results.dk);
+  put(gradients.dv, results.dv);
+  return absl::OkStatus();
 }
 
 inline AttentionResults Reference(const Inputs& inputs, const IntervalMask& mask,

@@ -25,7 +25,6 @@
 namespace burst {
 namespace {
 
-// Runs forward and backward of one rank, which writes its part of the results.
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
                      const Inputs& inputs, const Mask& mask, const AttentionResults& results,
                      Communicator& comm) {
@@ -33,21 +32,7 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
                          CreateAttention(strategy, options, group_size, &comm));
   BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                          attention->Schedule(inputs.q.dim(1), mask));
-  const std::vector<int32_t>& positions = schedule.shard().local_positions();
-  SequenceParallelAttention::Saved saved;
-  Tensor out, lse, dq, dk, dv;
-  BURST_RETURN_IF_ERROR(attention->Forward(schedule, TakeRows(inputs.q, positions),
-                                           TakeRows(inputs.k, positions),
-                                           TakeRows(inputs.v, positions), &out, &lse, &saved));
-  saved.dout = TakeRows(inputs.dout, positions);
-  saved.dlse = TakeColumns(inputs.dlse, positions);
-  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-  PutRows(out, positions, results.out);
-  PutColumns(lse, positions, results.lse);
-  PutRows(dq, positions, results.dq);
-  PutRows(dk, positions, results.dk);
-  PutRows(dv, positions, results.dv);
-  return absl::OkStatus();
+  return AttendOnRank(*attention, schedule, inputs, results);
 }
 
 AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
@@ -338,15 +323,17 @@ TEST(StrategyTest, BytesEqualTheFormulas) {
         };
         const int64_t visiting = (ring - 1) * batch * l * size * 2 * (replicated / size) * head_dim;
         for (bool with_lse : {false, true}) {
-          SequenceParallelAttention::Saved saved;
-          Tensor o, lse, dq, dk, dv;
+          AttentionCall call = {&schedule, take(inputs.q), take(inputs.k), take(inputs.v)};
+          call.wants_lse = with_lse;
+          AttentionResult result;
           attention->ResetStats();
-          BURST_RETURN_IF_ERROR(attention->Forward(schedule, take(inputs.q), take(inputs.k),
-                                                   take(inputs.v), &o, with_lse ? &lse : nullptr,
-                                                   &saved));
-          saved.dout = take(inputs.dout);
-          if (with_lse) saved.dlse = TakeColumns(inputs.dlse, schedule.shard().local_positions());
-          BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+          BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
+          EXPECT_EQ(result.lse.null(), !with_lse);
+          AttentionGradients gradients = {take(inputs.dout)};
+          if (with_lse) {
+            gradients.dlse = TakeColumns(inputs.dlse, schedule.shard().local_positions());
+          }
+          BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
           const int64_t rows = with_lse ? heads : 0;
           EXPECT_EQ(attention->stats().forward.bytes, exchanged(qkv + out + rows));
           EXPECT_EQ(attention->stats().backward.bytes, exchanged(qkv + out + rows));
@@ -453,9 +440,8 @@ TEST(StrategyTest, ErrorsAreClear) {
                            attention->Schedule(8, Mask::Causal()));
     const auto forward = [&](const AttentionSchedule& schedule, int64_t length, int64_t heads) {
       const Tensor x = Tensor::Zeros({1, length, heads, 8}, DType::kFloat32, kTestDevice);
-      Tensor out;
-      const absl::Status status = attention->Forward(schedule, x, x, x, &out, nullptr, nullptr);
-      return std::string(status.message());
+      AttentionResult result;
+      return std::string(attention->Forward({&schedule, x, x, x}, &result).message());
     };
     EXPECT_NE(forward(schedule, 4, 3).find("3 heads (3 KV heads)"), std::string::npos);
     EXPECT_NE(forward(schedule, 5, 2).find("q: must have this rank's 4 tokens"), std::string::npos);
@@ -497,9 +483,9 @@ TEST(SharedRanks, ServeAttentionsOfDifferentOptions) {
           x.data<float>()[i] = static_cast<float>((i * 7 + comm.rank()) % 11) / 11;
         }
         x = x.To(kTestDevice);
-        Tensor out;
-        BURST_RETURN_IF_ERROR(attention->Forward(schedule, x, x, x, &out, nullptr, nullptr));
-        return out.To(DeviceType::kCpu);
+        AttentionResult result;
+        BURST_RETURN_IF_ERROR(attention->Forward({&schedule, x, x, x}, &result));
+        return result.out.To(DeviceType::kCpu);
       };
       for (const double scale : {0.5, 1.5, 0.5}) {
         BURST_ASSIGN_OR_RETURN(const Tensor own, attend(scale, /*shares=*/false));

@@ -162,11 +162,11 @@ TEST(TensorParallelLayer, ComputesAttention) {
   const Tensor v = numbers(problem.kv_heads, 3), dout = numbers(problem.heads, 4);
   const auto attention = *BurstAttention::Create(problem.options(Strategy::kSingle), nullptr);
   const AttentionSchedule schedule = *attention->Schedule(problem.seqlen, problem.mask());
-  SequenceParallelAttention::Saved saved;
-  Tensor out, dq, dk, dv;
-  ASSERT_TRUE(attention->Forward(schedule, q, k, v, &out, nullptr, &saved).ok());
-  saved.dout = dout;
-  ASSERT_TRUE(attention->Backward(schedule, saved, &dq, &dk, &dv).ok());
+  const AttentionCall call = {&schedule, q, k, v};
+  AttentionResult result;
+  ASSERT_TRUE(attention->Forward(call, &result).ok());
+  AttentionGradients gradients = {dout};
+  ASSERT_TRUE(attention->Backward(call, result, &gradients).ok());
   const auto near = [](const Tensor& actual, const Tensor& expected) {
     const auto a = actual.ToVector<double>(), e = expected.ToVector<double>();
     ASSERT_EQ(a.size(), e.size());
@@ -189,10 +189,10 @@ TEST(TensorParallelLayer, ComputesAttention) {
         BURST_RETURN_IF_ERROR(layer.Forward());
         BURST_RETURN_IF_ERROR(layer.Backward());
       }
-      near(layer.results().y, tokens(out));
-      near(layer.results().dx, tokens(dq));
-      near(layer.results().dk, keys(dk));
-      near(layer.results().dv, keys(dv));
+      near(layer.results().y, tokens(result.out));
+      near(layer.results().dx, tokens(gradients.dq));
+      near(layer.results().dk, keys(gradients.dk));
+      near(layer.results().dv, keys(gradients.dv));
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;

@@ -74,11 +74,13 @@ static burst_code Attend(burst_context* context, burst_comm* comm, const char* s
     sequences.struct_bytes = sizeof(sequences);
     sequences.seqlen = comm == NULL ? kLength : kRanks * kLength;
     CHECK(burst_schedule_create(attention, &sequences, NULL, &schedule));
-    code = burst_forward(attention, schedule, t, t + 1, t + 2, t + 3, &lse);
-  }
-  if (code == BURST_OK) {
-    code = burst_backward(attention, schedule, t, t + 1, t + 2, t + 3, &lse, t + 4, NULL, t + 5,
-                          t + 6, t + 7);
+    const burst_call call = {
+        .struct_bytes = sizeof(call), .schedule = schedule, .q = t[0], .k = t[1], .v = t[2]};
+    const burst_result result = {.struct_bytes = sizeof(result), .out = t[3], .lse = lse};
+    const burst_gradients gradients = {
+        .struct_bytes = sizeof(gradients), .dout = t[4], .dq = t[5], .dk = t[6], .dv = t[7]};
+    code = burst_forward(attention, &call, &result);
+    if (code == BURST_OK) code = burst_backward(attention, &call, &result, &gradients);
   }
   for (int i = 0; i < 8; ++i) free(t[i].data); /* at once, as one does after an error */
   free(lse.data);

@@ -66,11 +66,13 @@ static burst_code Attend(burst_context* context, const Arrays* a, int64_t length
   sequences.struct_bytes = sizeof(sequences);
   sequences.seqlen = length;
   if (code == BURST_OK) code = burst_schedule_create(attention, &sequences, NULL, &schedule);
-  if (code == BURST_OK) code = burst_forward(attention, schedule, t, t + 1, t + 2, t + 3, &a->lse);
-  if (code == BURST_OK) {
-    code = burst_backward(attention, schedule, t, t + 1, t + 2, t + 3, &a->lse, t + 4, NULL, t + 5,
-                          t + 6, t + 7);
-  }
+  const burst_call call = {
+      .struct_bytes = sizeof(call), .schedule = schedule, .q = t[0], .k = t[1], .v = t[2]};
+  const burst_result result = {.struct_bytes = sizeof(result), .out = t[3], .lse = a->lse};
+  const burst_gradients gradients = {
+      .struct_bytes = sizeof(gradients), .dout = t[4], .dq = t[5], .dk = t[6], .dv = t[7]};
+  if (code == BURST_OK) code = burst_forward(attention, &call, &result);
+  if (code == BURST_OK) code = burst_backward(attention, &call, &result, &gradients);
   if (schedule != NULL) burst_schedule_destroy(schedule);
   if (attention != NULL) burst_attention_destroy(attention);
   return code;

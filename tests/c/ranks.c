@@ -89,9 +89,10 @@ typedef struct {
   int32_t positions[kSeqlen];
   Array results[4];
   float largest; /* of the heads' largest scores, a sum with weights */
+  double dsinks[kHeads];
 } Attended;
 
-/* changed: with softcap, ALiBi and dropout. */
+/* changed: with softcap, ALiBi, dropout and sinks. */
 static Attended Attend(burst_context* context, burst_comm* comm, int rank, int size, int changed) {
   Attended attended;
   burst_attention_options options;
@@ -101,7 +102,6 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   if (changed) {
     options.softcap = 1.5;
     options.dropout = 0.3;
-    options.max_logits = 1;
     options.alibi_slopes = slopes;
     options.alibi_heads = kHeads;
   }
@@ -110,7 +110,6 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   burst_schedule* schedule = NULL;
   CHECK(burst_attention_create(context, comm, &options, &attention));
   memset(slopes, 0, sizeof(slopes)); /* they were copied */
-  CHECK(burst_attention_set_dropout_seed(attention, 11));
   CHECK(Schedule(attention, 1, &schedule));
   CHECK(burst_positions("zigzag", kSeqlen, rank, size, &attended.length, attended.positions));
   const int64_t n = attended.length;
@@ -120,36 +119,55 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   const Array dout = Filled(3, attended.positions, n, kHeads);
   const Array out = Make(n, kHeads), lse = MakeLse(n), dq = Make(n, kHeads);
   const Array dk = Make(n, kKvHeads), dv = Make(n, kKvHeads);
-  CHECK(burst_forward(attention, schedule, &q.view, &k.view, &v.view, &out.view, &lse.view));
-  CHECK(burst_backward(attention, schedule, &q.view, &k.view, &v.view, &out.view, &lse.view,
-                       &dout.view, &lse.view, &dq.view, &dk.view, &dv.view));
+  float largest[kBatch * kHeads];
+  double sinks[kHeads] = {0.5, -1, 2, 0};
+  burst_call call = {.struct_bytes = sizeof(call),
+                     .schedule = schedule,
+                     .dropout_seed = 11,
+                     .wants_max_logits = changed,
+                     .q = q.view,
+                     .k = k.view,
+                     .v = v.view};
+  burst_result result = {.struct_bytes = sizeof(result), .out = out.view, .lse = lse.view};
+  burst_gradients gradients = {.struct_bytes = sizeof(gradients),
+                               .dout = dout.view,
+                               .dlse = lse.view,
+                               .dq = dq.view,
+                               .dk = dk.view,
+                               .dv = dv.view};
+  if (changed) {
+    result.max_logits = (burst_tensor){.data = largest,
+                                       .dtype = BURST_FLOAT32,
+                                       .dims = 2,
+                                       .shape = {kBatch, kHeads},
+                                       .strides = {kHeads, 1}};
+    call.sinks = (burst_tensor){
+        .data = sinks, .dtype = BURST_FLOAT64, .dims = 1, .shape = {kHeads}, .strides = {1}};
+    gradients.dsinks = call.sinks;
+    gradients.dsinks.data = attended.dsinks;
+  }
+  CHECK(burst_forward(attention, &call, &result));
+  CHECK(burst_backward(attention, &call, &result, &gradients));
   attended.results[0] = out;
   attended.results[1] = dq;
   attended.results[2] = dk;
   attended.results[3] = dv;
   /* An error of the arguments is a code and a sentence that names the argument. */
-  burst_tensor wrong = k.view;
-  wrong.shape[3] = kHeadDim - 1;
-  if (burst_forward(attention, schedule, &q.view, &wrong, &v.view, &out.view, &lse.view) !=
-          BURST_INVALID_ARGUMENT ||
+  burst_call wrong = call;
+  wrong.k.shape[3] = kHeadDim - 1;
+  if (burst_forward(attention, &wrong, &result) != BURST_INVALID_ARGUMENT ||
       strncmp(burst_last_error(), "k: must be ", 11) != 0) {
     fprintf(stderr, "a wrong k: %s\n", burst_last_error());
     exit(1);
   }
-  float largest[kBatch * kHeads];
   attended.largest = 0;
-  burst_tensor max_logits;
-  memset(&max_logits, 0, sizeof(max_logits));
-  max_logits.data = largest;
-  max_logits.dtype = BURST_FLOAT32;
-  max_logits.dims = 2;
-  max_logits.shape[0] = kBatch, max_logits.shape[1] = kHeads;
-  max_logits.strides[0] = kHeads, max_logits.strides[1] = 1;
-  if (changed) {
-    CHECK(burst_max_logits(attention, &max_logits));
-    for (int i = 0; i < kBatch * kHeads; ++i) attended.largest += largest[i] * (1 + i);
-  } else if (burst_max_logits(attention, &max_logits) != BURST_INVALID_ARGUMENT) {
-    fprintf(stderr, "there is no largest score\n");
+  for (int i = 0; changed && i < kBatch * kHeads; ++i) attended.largest += largest[i] * (1 + i);
+  wrong = call;
+  wrong.wants_max_logits = 1;
+  result.max_logits.dims = 0;
+  if (burst_forward(attention, &wrong, &result) != BURST_INVALID_ARGUMENT ||
+      strstr(burst_last_error(), "max_logits") == NULL) {
+    fprintf(stderr, "there is no room for the largest scores: %s\n", burst_last_error());
     exit(1);
   }
   burst_schedule_destroy(schedule);
@@ -160,8 +178,8 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   options.fp8_forward = 1;
   CHECK(burst_attention_create(context, comm, &options, &attention));
   CHECK(Schedule(attention, 1, &schedule));
-  if (burst_forward(attention, schedule, &q.view, &k.view, &v.view, &out.view, &lse.view) !=
-          BURST_INVALID_ARGUMENT ||
+  call.schedule = schedule, call.wants_max_logits = 0;
+  if (burst_forward(attention, &call, &result) != BURST_INVALID_ARGUMENT ||
       strstr(burst_last_error(), "fp8") == NULL) {
     fprintf(stderr, "fp8 on a CPU: %s\n", burst_last_error());
     exit(1);
@@ -205,6 +223,8 @@ typedef struct {
   burst_attention* attention;
   burst_schedule* schedule;
   Array q, k, v, dout, lse;
+  burst_call call;
+  burst_result result;
   Attended attended;
 } Scaled;
 
@@ -225,14 +245,25 @@ static void ScaledForward(burst_context* context, burst_comm* comm, int rank, in
   s->lse = MakeLse(n);
   s->attended.results[0] = Make(n, kHeads), s->attended.results[1] = Make(n, kHeads);
   s->attended.results[2] = Make(n, kKvHeads), s->attended.results[3] = Make(n, kKvHeads);
-  CHECK(burst_forward(s->attention, s->schedule, &s->q.view, &s->k.view, &s->v.view,
-                      &s->attended.results[0].view, &s->lse.view));
+  s->call = (burst_call){.struct_bytes = sizeof(s->call),
+                         .schedule = s->schedule,
+                         .q = s->q.view,
+                         .k = s->k.view,
+                         .v = s->v.view};
+  s->result = (burst_result){.struct_bytes = sizeof(s->result),
+                             .out = s->attended.results[0].view,
+                             .lse = s->lse.view};
+  CHECK(burst_forward(s->attention, &s->call, &s->result));
 }
 
 static void ScaledBackward(Scaled* s) {
   Array* const r = s->attended.results;
-  CHECK(burst_backward(s->attention, s->schedule, &s->q.view, &s->k.view, &s->v.view, &r[0].view,
-                       &s->lse.view, &s->dout.view, NULL, &r[1].view, &r[2].view, &r[3].view));
+  const burst_gradients gradients = {.struct_bytes = sizeof(gradients),
+                                     .dout = s->dout.view,
+                                     .dq = r[1].view,
+                                     .dk = r[2].view,
+                                     .dv = r[3].view};
+  CHECK(burst_backward(s->attention, &s->call, &s->result, &gradients));
 }
 
 static void DiscardScaled(Scaled* s) {
@@ -364,6 +395,13 @@ static int Rank(int rank, int size, int id_from) {
   whole = Attend(context, NULL, 0, 1, 1);
   worst = fmax(worst, Difference(&changed, &whole));
   worst = fmax(worst, fabs(changed.largest - whole.largest));
+  double dsinks[64][kHeads];
+  CHECK(burst_comm_all_gather(comm, changed.dsinks, sizeof(changed.dsinks), dsinks));
+  for (int h = 0; h < kHeads; ++h) {
+    double sum = 0;
+    for (int r = 0; r < size; ++r) sum += dsinks[r][h];
+    worst = fmax(worst, fabs(sum - whole.dsinks[h]));
+  }
   Discard(&changed), Discard(&whole);
   worst = fmax(worst, Shared(context, comm, rank, size, "burst"));
   if (kHeads % size == 0) worst = fmax(worst, Shared(context, comm, rank, size, "ulysses"));

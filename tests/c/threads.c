@@ -87,21 +87,24 @@ int main(void) {
   for (int i = 0; i < kLength * kDim; ++i) q[i] = (float)(i % 7) / 7;
   const burst_tensor in = View(q, 4), to = View(out, 4), sums = View(lse, 3);
   int failed = 0;
-  for (int call = 0; call < kCalls; ++call) {
+  for (int i = 0; i < kCalls; ++i) {
     burst_attention_options how;
     memset(&how, 0, sizeof(how));
     how.struct_bytes = sizeof(how);
     burst_attention* attention = NULL;
     burst_schedule* schedule = NULL;
-    CHECK(burst_context_set_threads(context, 1 + call % 3));
+    CHECK(burst_context_set_threads(context, 1 + i % 3));
     CHECK(burst_attention_create(context, NULL, &how, &attention));
     burst_sequences sequences;
     memset(&sequences, 0, sizeof(sequences));
     sequences.struct_bytes = sizeof(sequences);
     sequences.seqlen = kLength;
     CHECK(burst_schedule_create(attention, &sequences, NULL, &schedule));
-    CHECK(burst_forward(attention, schedule, &in, &in, &in, &to, &sums));
-    if (call == 0) memcpy(first, out, sizeof(out));
+    const burst_call call = {
+        .struct_bytes = sizeof(call), .schedule = schedule, .q = in, .k = in, .v = in};
+    const burst_result result = {.struct_bytes = sizeof(result), .out = to, .lse = sums};
+    CHECK(burst_forward(attention, &call, &result));
+    if (i == 0) memcpy(first, out, sizeof(out));
     failed |= memcmp(first, out, sizeof(out)) != 0;
     for (int taken = 0; !taken;) { /* waits where the other thread is behind */
       pthread_mutex_lock(&left.mutex);

@@ -90,6 +90,15 @@ def seeds_that_change(rank, group):
     torch.testing.assert_close(have, call(q, burst.scores.draw_seed().item()), atol=0, rtol=0)
 
 
+def sinks_in_a_graph(rank, group):
+    inputs = [normal("q", 1, 24, 2, 8).requires_grad_(), normal("s", 2).requires_grad_()]
+    compiled = torch.compile(lambda q, s: burst.attention(q, q, q, sinks=s, return_lse=True), fullgraph=True,
+                             backend="aot_eager")
+    for have, want in zip(with_gradients(compiled, inputs),
+                          with_gradients(lambda q, s: naive(q, q, q, sinks=s), inputs)):
+        torch.testing.assert_close(have, want, atol=TOLERANCE, rtol=0)
+
+
 def varlen_that_changes(rank, group):
     size = torch.distributed.get_world_size(group)
     q = normal("q", 12, 2, 8)
@@ -268,8 +277,9 @@ def checked_by_torch(rank, group):
         text = _op.arguments_text(group, *map(values.get, _arguments.SCALARS), None, {"tensor": 0}, None, None,
                                   None)
         inputs = [normal(name, 1, 6, 2, 8).requires_grad_() for name in "qkv"]
-        torch.library.opcheck(torch.ops.burst.forward.default,
-                              (*inputs, text, [torch.tensor([0, 2, 6])], True, seed, False))
+        for sinks in (None, normal("s", 2).requires_grad_()):
+            torch.library.opcheck(torch.ops.burst.forward.default,
+                                  (*inputs, sinks, text, [torch.tensor([0, 2, 6])], True, seed, False))
 
 
 @unittest.skipUnless(hasattr(torch.library, "custom_op"), "operators need torch 2.4")
@@ -281,6 +291,9 @@ class GraphsTest(unittest.TestCase):
 
     def test_seeds_that_change(self):
         run_ranks(2, seeds_that_change)
+
+    def test_sinks(self):
+        run_ranks(1, sinks_in_a_graph)
 
     def test_varlen_that_changes(self):
         run_ranks(2, varlen_that_changes)

@@ -122,6 +122,7 @@ def ranks_that_differ(rank, group):
                             ("alibi_slopes", dict(alibi_slopes=[1, 2, 3, rank])),
                             ("dropout_p", dict(dropout_p=0.1 + 0.1 * rank, dropout_seed=3)),
                             ("dropout_seed", dict(dropout_p=0.1, dropout_seed=rank)),
+                            ("sinks", dict(sinks=torch.zeros(4) if rank == 1 else None)),
                             ("deterministic", dict(deterministic=rank != 2))):
         message = message_of(ValueError, lambda: burst.attention(q, k, v, group=group, **arguments))
         assert message.startswith(name + ": the ranks differ"), message

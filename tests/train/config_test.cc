@@ -66,7 +66,8 @@ TEST(TrainConfig, ChangedScoresAreTheModelsUnlessGiven) {
   EXPECT_EQ(own->AttentionOptions().scores.softcap, 50);
   EXPECT_EQ(given->AttentionOptions().scores.dropout, 0);
   EXPECT_EQ(given->AttentionOptions().scores.softcap, 20);
-  EXPECT_FALSE(Resolve({})->AttentionOptions().scores.any());
+  EXPECT_EQ(NameOfFirst(Resolve({})->AttentionOptions().scores, /*wants_max_logits=*/false),
+            nullptr);
 }
 
 TEST(TrainConfig, SinksAreTheModelsOrGiven) {

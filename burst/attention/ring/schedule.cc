@@ -49,6 +49,16 @@ const std::vector<int32_t>& RingSchedule::queries_sent_by(int source) const {
                                            : shard().group_positions(source);
 }
 
+const std::vector<int32_t>& RingSchedule::KeysOf(int source) const {
+  return source == shard().group_index() ? key_shard().group_positions(source)
+                                         : keys_sent_by(source);
+}
+
+const std::vector<int32_t>& RingSchedule::QueriesOf(int source) const {
+  return source == shard().group_index() ? shard().group_positions(source)
+                                         : queries_sent_by(source);
+}
+
 const CallPlan& RingSchedule::calls(const CallPlanKey& key) const {
   return plans_->Of(key, [&] {
     const bool queries_travel = key.pass == RingPass::kBurstBackward;
@@ -60,6 +70,7 @@ const CallPlan& RingSchedule::calls(const CallPlanKey& key) const {
 
 void RingSchedule::FillSent(BlockOf block, const TokenShard& tokens, Blocks* blocks) const {
   blocks->sent.resize(tokens.num_groups());
+  blocks->positions.resize(tokens.num_groups());
   if (is_cross() || tokens.num_groups() == 1) return;
   for (int r = 0; r < tokens.num_groups(); ++r) {
     blocks->sent[r] = NeededElsewhere(block, mask_, tokens.seqlen(), tokens.group_positions(r));
@@ -79,10 +90,8 @@ void RingSchedule::Fill(int ranks_per_node) {
   FillSent(BlockOf::kQueries, queries, &queries_);
   std::vector<int64_t> query_lengths, key_lengths;
   for (int r = 0; r < world_size; ++r) {
-    for_keys_of_.emplace_back(mask_, queries.group_positions(rank),
-                              r == rank ? keys.group_positions(r) : keys_sent_by(r));
-    for_queries_of_.emplace_back(mask_, r == rank ? queries.group_positions(r) : queries_sent_by(r),
-                                 keys.group_positions(rank));
+    for_keys_of_.emplace_back(mask_, queries.group_positions(rank), KeysOf(r));
+    for_queries_of_.emplace_back(mask_, QueriesOf(r), keys.group_positions(rank));
     query_lengths.push_back(static_cast<int64_t>(queries_sent_by(r).size()));
     key_lengths.push_back(static_cast<int64_t>(keys_sent_by(r).size()));
   }

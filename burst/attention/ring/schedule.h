@@ -56,6 +56,15 @@ class RingSchedule {
     return queries_.rows ? &*queries_.rows : nullptr;
   }
 
+  // The positions of the keys, or of the queries, that a step with the block of rank `source`
+  // reads: all of this rank's own, or those that `source` sends. Memory of the device.
+  const int32_t* key_positions(int source, DeviceType device) const {
+    return kv_.positions[source].On(device, KeysOf(source));
+  }
+  const int32_t* query_positions(int source, DeviceType device) const {
+    return queries_.positions[source].On(device, QueriesOf(source));
+  }
+
   // The mask of this rank's queries with the keys that rank `source` sends, or with its own.
   const KernelMask& for_keys_of(int source) const { return for_keys_of_[source]; }
   // The mask of the queries that rank `source` sends, or its own, with this rank's keys.
@@ -70,10 +79,14 @@ class RingSchedule {
     RingRoute route;
     std::vector<std::optional<std::vector<int32_t>>> sent;  // by rank; null: all it has
     std::optional<std::vector<BlockRows>> rows;             // of this rank; null: all
+    std::vector<KernelArray<int32_t>> positions;            // by rank, of what a step reads
   };
 
   RingSchedule(TokenShard shard, std::optional<TokenShard> keys, Mask mask)
       : mask_(std::move(mask)), shard_(std::move(shard)), keys_(std::move(keys)) {}
+  // The tokens that a step reads.
+  const std::vector<int32_t>& KeysOf(int source) const;
+  const std::vector<int32_t>& QueriesOf(int source) const;
   // From the tokens: masks and routes.
   void Fill(int ranks_per_node);
   void FillSent(BlockOf block, const TokenShard& tokens, Blocks* blocks) const;

@@ -22,10 +22,11 @@ absl::Status Attend(burst::Communicator& comm) {
   for (size_t i = 0; i < positions.size(); ++i) {
     v.data<float>()[i] = static_cast<float>(positions[i]);
   }
-  burst::Tensor out, lse;
-  BURST_RETURN_IF_ERROR(attention->Forward(schedule, q, k, v, &out, &lse));
+  burst::AttentionResult result;
+  BURST_RETURN_IF_ERROR(attention->Forward({&schedule, q, k, v}, &result));
   for (size_t i = 0; i < positions.size(); ++i) {
-    const float value = out.data<float>()[i], expected = 0.5F * static_cast<float>(positions[i]);
+    const float value = result.out.data<float>()[i],
+                expected = 0.5F * static_cast<float>(positions[i]);
     std::printf("rank %d token %d: %g\n", comm.rank(), positions[i], value);
     if (std::fabs(value - expected) > 1e-6F) return absl::InternalError("not the expected value");
   }

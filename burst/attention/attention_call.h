@@ -1,0 +1,81 @@
+// What one call of attention takes and gives, and what its backward takes and gives. Callers hold
+// these values; an attention remembers nothing from one call to the next.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "burst/attention/attention_schedule.h"
+#include "burst/attention/score_options.h"
+#include "burst/kernels/flash_attention.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// B sequences; a rank has the tokens schedule->shard().local_positions() of each, in order of
+// position.
+struct AttentionCall {
+  const AttentionSchedule* schedule = nullptr;  // must outlive the call and its backward
+  // [B, length, num_heads, head_dim], innermost stride 1. The dtype is float32, float64 or, on a
+  // GPU, bfloat16 or float16.
+  Tensor q;
+  // [B, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. In cross-attention they
+  // have the tokens of schedule->key_shard().
+  Tensor k, v;
+  // The attention sinks (FlashForwardParams::sinks), one for each head of q: [num_heads] of
+  // SumDType(dtype of q), on its device; null: none.
+  Tensor sinks = {};
+  // The weights that are dropped, if the attention drops any. It is equal on all ranks of a
+  // sequence, with another seed for every layer and micro-batch.
+  WeightDropout dropout = {};
+  bool wants_lse = true;  // false: an exchange between ranks may leave lse out of the result
+  bool wants_max_logits = false;
+
+  // InvalidArgument unless the tensors fit together and these kernels serve them.
+  absl::Status Check(const AttentionKernels& kernels) const;
+  // InvalidArgument unless q and k have this many tokens, and the batch the rows of the mask.
+  absl::Status CheckLengths(int64_t q_length, int64_t k_length) const;
+};
+
+struct AttentionResult {
+  // Like q, may be strided too; Forward allocates it when null.
+  Tensor out = {};
+  // [B, num_heads, length] of SumDType(dtype): the natural log of the softmax's denominator, -inf
+  // for a query that sees no key; contiguous. Forward allocates it when null.
+  Tensor lse = {};
+  // [B, num_heads] float32 on the CPU, if the call wants them; Forward allocates them when null.
+  // They are the largest score of each head over the queries and keys of all ranks, after softcap
+  // and ALiBi; -inf where no query sees a key. All ranks get the same values. Optimizers clip these
+  // scores (Kimi K2, arXiv 2507.20534).
+  Tensor max_logits = {};
+
+  // With UlyssesAttention, the exchanged tensors: this rank's heads of the tokens of its group.
+  // Backward exchanges them again where they are null. Callers may drop them to save memory.
+  struct Exchanged {
+    Tensor q, k, v, out, lse;
+  };
+  Exchanged exchanged = {};
+
+  // InvalidArgument unless out and lse fit a call.
+  absl::Status Check(const AttentionCall& call) const;
+  // Allocates what Forward writes, or checks it.
+  absl::Status Prepare(const AttentionCall& call, bool with_lse = true);
+};
+
+struct AttentionGradients {
+  // The caller adds the gradients of the result: dout, like out, and dlse, like lse (null: zero).
+  Tensor dout, dlse = {};
+  // The gradients of q, k and v, which Backward allocates when null. They may be strided, such as
+  // slices of one tensor.
+  Tensor dq = {}, dk = {}, dv = {};
+  // With sinks, Backward makes this [parts, num_heads]. Its sum over parts and ranks is the
+  // gradient of the sinks. There is one part; ExactAttention has one for each of its calls.
+  Tensor dsinks = {};
+
+  // Checks what the caller added; allocates dq, dk and dv, or checks them.
+  absl::Status Prepare(const AttentionCall& call);
+};
+
+inline Shape LseShape(const Tensor& q) { return {q.dim(0), q.dim(2), q.dim(1)}; }
+
+}  // namespace burst
