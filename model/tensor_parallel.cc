@@ -88,7 +88,7 @@ void TensorParallel::AllReduce(Tape& tape, const Tensor& all) const {
 
 // ---- Ops.
 
-//   kTp: y = all tokens of x;  dx = this rank's tokens of dy, which is complete on every rank
+//   tp: y = all tokens of x;  dx = this rank's tokens of dy, which is complete on every rank
 Variable TensorParallel::ToLayers(Tape& tape, const Shard& shard, const Variable& x) const {
   if (ranks_ == 1 || sequence_parallel_) return x;
   const Variable y = tape.Output(Gather(tape, *shard, x.value()), {x});
@@ -98,7 +98,7 @@ Variable TensorParallel::ToLayers(Tape& tape, const Shard& shard, const Variable
   return y;
 }
 
-//   kTp: y = this rank's tokens of x;  dx = all tokens of dy
+//   tp: y = this rank's tokens of x;  dx = all tokens of dy
 Variable TensorParallel::FromLayers(Tape& tape, const Shard& shard, const Variable& x) const {
   if (ranks_ == 1 || sequence_parallel_) return x;
   const Variable y = tape.Output(TokenExchange::Own(*shard, x.value()), {x});
@@ -109,8 +109,8 @@ Variable TensorParallel::FromLayers(Tape& tape, const Shard& shard, const Variab
   return y;
 }
 
-//   kTp:   y = x               dx = all-reduce(dy)
-//   kTpSp: y = all-gather(x)   dx = reduce-scatter(dy)
+//   tp:     y = x               dx = all-reduce(dy)
+//   tp+sp:  y = all-gather(x)   dx = reduce-scatter(dy)
 //
 // The backward posts the all-gather of y, computes dy and waits for the gather. Then it posts the
 // reduction of dy, computes the gradient of the weights from y, and waits for the reduction.
@@ -157,8 +157,8 @@ void TensorParallel::EndColumns(Tape& tape, const Shard& shard, const Variable& 
   });
 }
 
-//   kTp:   y = all-reduce(partial) + residual       dpartial = dy               dresidual = dy
-//   kTpSp: y = reduce-scatter(partial) + residual   dpartial = all-gather(dy)   dresidual = dy
+//   tp:     y = all-reduce(partial) + residual       dpartial = dy               dresidual = dy
+//   tp+sp:  y = reduce-scatter(partial) + residual   dpartial = all-gather(dy)   dresidual = dy
 Variable TensorParallel::SumRows(Tape& tape, const Shard& shard, const Variable& partial,
                                  const Variable& residual) const {
   Tensor sum = partial.value();

@@ -10,10 +10,10 @@
 // chunks of its logits. The price is a replicated table and one gather of [tokens, width] at either
 // end.)
 //
-//   kTp    (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, for
+//   tp     (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, for
 //          normalization and dropout too. A branch of a layer sends one all-reduce of [tokens,
 //          width] forward and one backward.
-//   kTpSp  (Korthikanti et al., arXiv 2205.05198): the residual stream, normalization and dropout
+//   tp+sp  (Korthikanti et al., arXiv 2205.05198): the residual stream, normalization and dropout
 //          have this rank's tokens. A branch sends an all-gather and a reduce-scatter forward;
 //          backward the same, and the all-gather once more, because its result is not saved.
 #pragma once
@@ -40,7 +40,7 @@ class TensorParallel {
   // No tensor parallelism: one rank has the whole model.
   TensorParallel() : exchange_(nullptr) {}
   // This rank of `group`, which must outlive the object and the tapes of its ops.
-  // `sequence_parallel`: kTpSp.
+  // `sequence_parallel`: tp+sp, as in training; tp is its rival in //benchmarks:scaling.
   TensorParallel(Communicator* group, bool sequence_parallel);
 
   int ranks() const { return ranks_; }

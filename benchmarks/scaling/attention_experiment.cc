@@ -43,13 +43,13 @@ class RankAttention : public AttentionWork {
 };
 
 // The work of a strategy on random inputs.
-std::unique_ptr<AttentionWork> MakeWork(Strategy strategy, const AttentionProblem& problem,
+std::unique_ptr<AttentionWork> MakeWork(Method method, const AttentionProblem& problem,
                                         SequenceParallelAttention& attention,
                                         AttentionSchedule schedule, Communicator* comm) {
-  if (!IsTensorParallel(strategy)) {
+  if (!method.tensor_parallel()) {
     return std::make_unique<RankAttention>(problem, attention, std::move(schedule), comm->rank());
   }
-  auto layer = std::make_unique<TensorParallelLayer>(strategy, problem, attention,
+  auto layer = std::make_unique<TensorParallelLayer>(method.megatron, problem, attention,
                                                      std::move(schedule), comm);
   const auto random = [&](const Shape& shape, uint64_t tensor) {
     const uint64_t stream = tensor + 4 * static_cast<uint64_t>(comm->rank());
@@ -100,14 +100,14 @@ constexpr double kWarmUpSeconds = 0.5;
 constexpr int kMostWarmUps = 50;
 
 // `shared_memory`: the ranks are of one process, whose host memory is counted for all together.
-absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int64_t repeats,
+absl::Status MeasureRank(Method method, const AttentionProblem& problem, int64_t repeats,
                          bool compare, bool shared_memory, Communicator& comm,
                          RankMeasurement* result) {
   QuietCommunicator quiet(&comm);
-  BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
+  BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(method, problem, &quiet));
   BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
                          attention->Schedule(problem.seqlen, problem.mask()));
-  const auto work = MakeWork(strategy, problem, *attention, std::move(schedule), &quiet);
+  const auto work = MakeWork(method, problem, *attention, std::move(schedule), &quiet);
   AttentionWork& rank = *work;
 
   // The first call allocates and counts.
@@ -215,19 +215,19 @@ absl::StatusOr<AttentionMeasurement> Combine(const RankMeasurement& own, Communi
   return all;
 }
 
-absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& problem, int ranks,
+absl::StatusOr<ReportRow> MeasureRow(Method method, const AttentionProblem& problem, int ranks,
                                      const ScalingOptions& options) {
   BURST_ASSIGN_OR_RETURN(const AttentionMeasurement measured,
-                         MeasureAttention(strategy, problem, ranks, options.threads,
-                                          options.repeats, options.compare, options.processes));
-  BURST_ASSIGN_OR_RETURN(const AttentionBytes formula, FormulaBytes(strategy, problem, ranks));
+                         MeasureAttention(method, problem, ranks, options.threads, options.repeats,
+                                          options.compare, options.processes));
+  BURST_ASSIGN_OR_RETURN(const AttentionBytes formula, FormulaBytes(method, problem, ranks));
   const AttentionTimes& whole = measured.whole;
   const AttentionTimes& quiet = measured.quiet;
   const double forward_rate = problem.forward_flops() / ranks / whole.forward;
   const double both_rate = problem.forward_backward_flops() / ranks / whole.forward_backward;
   const auto per_rank = [&](int64_t bytes) { return static_cast<double>(bytes) / ranks; };
   ReportRow row;
-  row["strategy"] = Name(strategy);
+  row["strategy"] = Name(method);
   row["ranks"] = ranks;
   row["batch"] = problem.batch;
   row["seqlen"] = problem.seqlen;
@@ -264,7 +264,7 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
 
 }  // namespace
 
-absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
+absl::StatusOr<AttentionMeasurement> MeasureAttention(Method method,
                                                       const AttentionProblem& problem, int ranks,
                                                       int threads, int64_t repeats, bool compare,
                                                       Communicator* processes) {
@@ -273,7 +273,7 @@ absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
       problem.device, ranks, threads, /*share_gpus=*/false, processes,
       [&](Communicator& comm) -> absl::Status {
         RankMeasurement own;
-        BURST_RETURN_IF_ERROR(MeasureRank(strategy, problem, repeats, compare,
+        BURST_RETURN_IF_ERROR(MeasureRank(method, problem, repeats, compare,
                                           /*shared_memory=*/processes == nullptr, comm, &own));
         BURST_ASSIGN_OR_RETURN(const AttentionMeasurement all, Combine(own, comm));
         if (comm.rank() == 0) result = all;
@@ -317,15 +317,15 @@ absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
   std::vector<ReportRow> rows;
   for (int64_t batch : options.batches) {
     for (int64_t seqlen : options.seqlens) {
-      for (Strategy strategy : options.strategies) {
-        for (int64_t ranks : RanksFor(strategy, options.ranks)) {
+      for (Method method : options.strategies) {
+        for (int64_t ranks : RanksFor(method, options.ranks)) {
           for (int64_t tile_keys : options.tile_keys) {
             AttentionProblem problem = options.problem;
             problem.batch = batch;
             problem.seqlen = seqlen;
             problem.tile_keys = tile_keys;
             BURST_ASSIGN_OR_RETURN(rows.emplace_back(),
-                                   MeasureRow(strategy, problem, static_cast<int>(ranks), options));
+                                   MeasureRow(method, problem, static_cast<int>(ranks), options));
             on_row(rows.back());
           }
         }

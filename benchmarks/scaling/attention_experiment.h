@@ -29,7 +29,7 @@ struct AttentionMeasurement {
 
 // Without `compare`, `quiet` and `alone` are not measured and stay 0. `processes` as for
 // RunBenchmarkRanks. The result is the one of the first rank's process.
-absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
+absl::StatusOr<AttentionMeasurement> MeasureAttention(Method method,
                                                       const AttentionProblem& problem, int ranks,
                                                       int threads, int64_t repeats,
                                                       bool compare = true,
@@ -37,7 +37,7 @@ absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
 
 std::vector<ReportColumn> AttentionColumns(const ScalingOptions& options);
 
-// A row for every strategy, ranks, batch, seqlen and tile_keys; calls on_row with each as soon as
+// A row for every method, ranks, batch, seqlen and tile_keys; calls on_row with each as soon as
 // it is measured. With options.processes the rows of the first process count.
 absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);

@@ -98,13 +98,13 @@ absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
   return std::shared_ptr<const ErrorReference>(reference);
 }
 
-absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorReference& reference,
+absl::StatusOr<AttentionErrors> MeasureErrors(Method method, const ErrorReference& reference,
                                               int ranks, int threads, int64_t tile_keys) {
   AttentionProblem problem = reference.problem;
   problem.tile_keys = tile_keys;
   std::vector<std::array<Squares, 4>> squares(ranks);
   const auto body = [&](Communicator& comm) -> absl::Status {
-    BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &comm));
+    BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(method, problem, &comm));
     BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                            attention->Schedule(problem.seqlen, problem.mask()));
     const std::vector<int32_t>& positions = schedule.shard().local_positions();
@@ -153,14 +153,14 @@ absl::StatusOr<std::vector<ReportRow>> RunErrorExperiment(
       problem.batch = batch;
       problem.seqlen = seqlen;
       BURST_ASSIGN_OR_RETURN(const auto reference, MakeErrorReference(problem, NumCores()));
-      for (Strategy strategy : options.strategies) {
-        for (int64_t ranks : RanksFor(strategy, options.ranks)) {
+      for (Method method : options.strategies) {
+        for (int64_t ranks : RanksFor(method, options.ranks)) {
           for (int64_t tile_keys : options.tile_keys) {
             BURST_ASSIGN_OR_RETURN(const AttentionErrors errors,
-                                   MeasureErrors(strategy, *reference, static_cast<int>(ranks),
+                                   MeasureErrors(method, *reference, static_cast<int>(ranks),
                                                  options.threads, tile_keys));
             ReportRow row;
-            row["strategy"] = Name(strategy);
+            row["strategy"] = Name(method);
             row["ranks"] = ranks;
             row["batch"] = batch;
             row["seqlen"] = seqlen;

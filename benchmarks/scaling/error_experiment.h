@@ -23,12 +23,12 @@ class ErrorReference;  // the inputs and double-precision results of one problem
 absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
     const AttentionProblem& problem, int threads);
 // With tiles of `tile_keys` keys; 0: the kernels' own.
-absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorReference& reference,
+absl::StatusOr<AttentionErrors> MeasureErrors(Method method, const ErrorReference& reference,
                                               int ranks, int threads, int64_t tile_keys = 0);
 
 std::vector<ReportColumn> ErrorColumns(const ScalingOptions& options);
 
-// A row for every strategy, ranks, batch, seqlen and tile_keys; calls on_row with each as soon as
+// A row for every method, ranks, batch, seqlen and tile_keys; calls on_row with each as soon as
 // it is measured.
 absl::StatusOr<std::vector<ReportRow>> RunErrorExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);

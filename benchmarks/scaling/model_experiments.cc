@@ -27,7 +27,7 @@ namespace {
 
 // One whole-model case.
 struct Case {
-  Strategy strategy;
+  Method method;
   int ranks;
   int64_t batch, seqlen;
   Recompute recompute;
@@ -37,10 +37,10 @@ std::vector<Case> Cases(const ScalingOptions& options) {
   std::vector<Case> cases;
   for (int64_t batch : options.batches) {
     for (int64_t seqlen : options.seqlens) {
-      for (Strategy strategy : options.strategies) {
-        for (int64_t ranks : RanksFor(strategy, options.ranks)) {
+      for (Method method : options.strategies) {
+        for (int64_t ranks : RanksFor(method, options.ranks)) {
           for (Recompute recompute : options.recompute) {
-            cases.push_back({strategy, static_cast<int>(ranks), batch, seqlen, recompute});
+            cases.push_back({method, static_cast<int>(ranks), batch, seqlen, recompute});
           }
         }
       }
@@ -51,7 +51,7 @@ std::vector<Case> Cases(const ScalingOptions& options) {
 
 ReportRow RowOf(const Case& c) {
   ReportRow row;
-  row["strategy"] = Name(c.strategy);
+  row["strategy"] = Name(c.method);
   row["ranks"] = c.ranks;
   row["batch"] = c.batch;
   row["seqlen"] = c.seqlen;
@@ -64,9 +64,15 @@ ExecutionPlan ChunksOf(const ResolvedConfig& config) {
   return plan;
 }
 
-// As //train would be told. The one place where a strategy becomes options of the trainer.
-TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
+// The options of //train for a case, a run in the folder `out`. Here alone a method becomes options
+// of the trainer.
+absl::StatusOr<ResolvedConfig> ConfigOf(const ScalingOptions& options, const Case& c,
+                                        const std::string& out = "") {
   TrainConfig config = options.train;
+  config.out = out;
+  config.eval_batches = 4;
+  config.checkpoint_every = 0;
+  config.sample = 0;
   config.batch = c.batch;
   config.seqlen = c.seqlen;
   config.recompute = c.recompute;
@@ -77,21 +83,21 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   }
   if (c.ranks == 1) config.zero = 0;
   config.ranks = c.ranks;
-  config.strategy = c.strategy;
-  config.layout = options.problem.options(c.strategy).layout;
-  // Every strategy gets only the options that it uses.
+  config.strategy = c.method.strategy;
+  if (c.method.tensor_parallel()) config.tp = c.ranks;
+  config.layout = options.problem.options(c.method).layout;
+  // Every method gets only the options that it uses.
   const TrainConfig defaults;
-  if (!HasDirections(c.strategy)) config.ring_backward = defaults.ring_backward;
-  if (c.strategy != Strategy::kBurstUlysses) config.ulysses = defaults.ulysses;
-  if (!HasRing(c.strategy)) {
+  if (!HasDirections(c.method.strategy)) config.ring_backward = defaults.ring_backward;
+  if (c.method.strategy != Strategy::kBurstUlysses) config.ulysses = defaults.ulysses;
+  if (!HasRing(c.method.strategy)) {
     config.ranks_per_node = defaults.ranks_per_node;
     config.ring_grad_dtype = defaults.ring_grad_dtype;
   }
-  return config;
-}
-
-absl::StatusOr<ResolvedConfig> Resolve(const TrainConfig& config) {
-  return ResolveConfig(config, DetectLaunch(/*mpi=*/nullptr));
+  BURST_ASSIGN_OR_RETURN(ResolvedConfig resolved,
+                         ResolveConfig(config, DetectLaunch(/*mpi=*/nullptr)));
+  resolved.spreads_stream = c.method.megatron != Megatron::kTp;
+  return resolved;
 }
 
 // Peak memory of a rank since the last reset: of the process divided by ranks on the CPU. All ranks
@@ -138,15 +144,12 @@ struct Prefill {
   double peak_mib = 0;
 };
 
-absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& shape, int64_t repeats,
-                            Communicator& comm, Prefill* result) {
-  BURST_ASSIGN_OR_RETURN(
-      const auto attention,
-      CreateAttention(config.strategy, config.AttentionOptions(), config.ulysses, &comm));
+absl::Status MeasurePrefill(Method method, const ResolvedConfig& config, const ModelConfig& shape,
+                            int64_t repeats, Communicator& comm, Prefill* result) {
+  BURST_ASSIGN_OR_RETURN(const auto attention, CreateAttentionOf(method, config.AttentionOptions(),
+                                                                 config.ulysses, &comm));
   TensorParallel parallel;
-  if (IsTensorParallel(config.strategy)) {
-    parallel = TensorParallel(&comm, config.strategy == Strategy::kTpSp);
-  }
+  if (method.tensor_parallel()) parallel = TensorParallel(&comm, config.spreads_stream);
   BURST_ASSIGN_OR_RETURN(const auto model,
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              parallel, StateSharding::ValuesAlone()));
@@ -287,7 +290,7 @@ absl::Status CheckModelExperiment(const ScalingOptions& options) {
     return absl::OkStatus();
   }
   for (const Case& c : Cases(options)) {
-    BURST_RETURN_IF_ERROR(Resolve(ConfigOf(options, c)).status());
+    BURST_RETURN_IF_ERROR(ConfigOf(options, c).status());
   }
   return absl::OkStatus();
 }
@@ -306,13 +309,13 @@ absl::StatusOr<std::vector<ReportRow>> RunPrefillExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
   std::vector<ReportRow> rows;
   for (const Case& c : Cases(options)) {
-    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, Resolve(ConfigOf(options, c)));
+    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ConfigOf(options, c));
     ModelConfig shape = config.model;
     if (shape.vocab == 0) shape.vocab = 256;
     if (shape.context == 0) shape.context = c.seqlen;
     std::vector<Prefill> measured(c.ranks);
     BURST_RETURN_IF_ERROR(RunRanksInProcess(config, [&](Communicator& comm) {
-      return MeasurePrefill(config, shape, options.repeats, comm, &measured[comm.rank()]);
+      return MeasurePrefill(c.method, config, shape, options.repeats, comm, &measured[comm.rank()]);
     }));
     ReportRow row = RowOf(c);
     const double seconds = Most(measured, &Prefill::seconds);
@@ -341,7 +344,7 @@ absl::StatusOr<std::vector<ReportRow>> RunGenerationExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
   std::vector<ReportRow> rows;
   for (const Case& c : Cases(options)) {
-    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, Resolve(ConfigOf(options, c)));
+    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ConfigOf(options, c));
     ModelConfig shape = config.model;
     if (shape.vocab == 0) shape.vocab = 256;
     // GPT-2's positions of the generated tokens are learned, too.
@@ -385,12 +388,8 @@ absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
   std::vector<double> reference;
   int64_t batch = 0, seqlen = 0;  // of the reference
   for (const Case& c : Cases(options)) {
-    TrainConfig train = ConfigOf(options, c);
-    train.eval_batches = 4;
-    train.checkpoint_every = 0;
-    train.sample = 0;
-    train.out = folder.Run(rows.size());
-    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, Resolve(train));
+    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config,
+                           ConfigOf(options, c, folder.Run(rows.size())));
     BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
     std::vector<Training> measured(c.ranks);
     BURST_RETURN_IF_ERROR(RunRanksInProcess(config, [&](Communicator& comm) {

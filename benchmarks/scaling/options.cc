@@ -46,7 +46,7 @@ struct ScalingConfig {
   }
 
   Experiment experiment = Experiment::kAttention;
-  std::vector<Strategy> strategies = {Strategy::kSingle, Strategy::kBurst, Strategy::kRing};
+  std::vector<Method> strategies = {Strategy::kSingle, Strategy::kBurst, Strategy::kRing};
   std::vector<int64_t> ranks, seqlens, batches;  // empty: the experiment's default
   TrainConfig train;  // the options shared with //train: the table says which
   int64_t heads = 4;
@@ -73,10 +73,10 @@ OptionTable Options(ScalingConfig* c) {
           "double precision), prefill (time to first token of a whole model), generation (that, "
           "and "
           "the time of a token after it) or training (time, memory and loss of whole steps).");
-  t.AddList("strategies", &c->strategies, ParseStrategy)
+  t.AddList("strategies", &c->strategies, ParseMethod)
       .Help(absl::StrCat(train["strategy"].help,
-                         " A list. Of attention alone, what tp and tp+sp send around it counts as "
-                         "their part."));
+                         " Or tp or tp+sp: tensor parallelism of all ranks. A list. Of attention "
+                         "alone, what tp and tp+sp send around it counts as their part."));
   t.AddList("ranks", &c->ranks, ParseCount)
       .Help(
           "Ranks that share a sequence (single has one), 2 unless given; on cuda each owns one "
@@ -171,7 +171,7 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
   const auto any = [&](const auto& predicate) {
     return std::any_of(c.strategies.begin(), c.strategies.end(), predicate);
   };
-  if (table.Given("ring_backward") && !any(HasDirections)) {
+  if (table.Given("ring_backward") && !any([](Method m) { return HasDirections(m.strategy); })) {
     return InvalidOption("ring_backward", "not used by any of --strategies");
   }
   const bool recomputes = std::any_of(c.recompute.begin(), c.recompute.end(),
@@ -184,23 +184,24 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
                          " is not used without --recompute; give optimizer");
   }
   const bool several = c.ranks.empty() || *std::max_element(c.ranks.begin(), c.ranks.end()) > 1;
-  if (table.Given("zero") && !(several && any([](Strategy s) { return s != Strategy::kSingle; }))) {
+  if (table.Given("zero") && !(several && any([](Method m) { return !m.single(); }))) {
     return InvalidOption("zero", "not used on one rank");
   }
-  if (table.Given("ulysses") && !any([](Strategy s) { return s == Strategy::kBurstUlysses; })) {
+  if (table.Given("ulysses") && !any([](Method m) { return m == Strategy::kBurstUlysses; })) {
     return InvalidOption("ulysses", "not used by any of --strategies; it is for burst+ulysses");
   }
   for (const char* option : {"ranks_per_node", "ring_grad_dtype"}) {
-    if (table.Given(option) && !any(HasRing)) {
+    if (table.Given(option) && !any([](Method m) { return HasRing(m.strategy); })) {
       return InvalidOption(option, "not used by any of --strategies; it is for rings");
     }
   }
-  if (c.experiment == Experiment::kGeneration && any(IsTensorParallel)) {
+  const bool tensor_parallel = any([](Method m) { return m.tensor_parallel(); });
+  if (c.experiment == Experiment::kGeneration && tensor_parallel) {
     return InvalidOption("strategies",
                          "tp and tp+sp divide the model, not its keys and values; they are not for "
                          "--experiment=generation");
   }
-  if (c.experiment == Experiment::kError && any(IsTensorParallel)) {
+  if (c.experiment == Experiment::kError && tensor_parallel) {
     return InvalidOption("strategies",
                          "tp and tp+sp compute each head as single does, with its errors; they are "
                          "not for --experiment=error");
@@ -313,9 +314,9 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   options.train.comm = CommChoice::kThreads;
 
   if (c.experiment == Experiment::kAttention || c.experiment == Experiment::kError) {
-    for (Strategy strategy : options.strategies) {
-      for (int64_t ranks : RanksFor(strategy, options.ranks)) {
-        BURST_RETURN_IF_ERROR(CheckProblem(strategy, options.problem, static_cast<int>(ranks)));
+    for (Method method : options.strategies) {
+      for (int64_t ranks : RanksFor(method, options.ranks)) {
+        BURST_RETURN_IF_ERROR(CheckProblem(method, options.problem, static_cast<int>(ranks)));
       }
     }
   }

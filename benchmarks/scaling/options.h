@@ -25,7 +25,7 @@ const char* Name(Experiment experiment);
 
 struct ScalingOptions {
   Experiment experiment = Experiment::kAttention;
-  std::vector<Strategy> strategies;
+  std::vector<Method> strategies;
   std::vector<int64_t> ranks, seqlens, batches;
   std::vector<int64_t> tile_keys;  // {0} unless given: the kernels' own
   // Attention alone: all but batch, seqlen and (but for the first) tile_keys, which the lists give.

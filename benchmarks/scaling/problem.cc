@@ -16,21 +16,11 @@ namespace burst {
 namespace {
 
 // Ranks that share heads.
-int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
-  switch (strategy) {
-    case Strategy::kSingle:
-    case Strategy::kBurst:
-    case Strategy::kRing:
-      return 1;
-    case Strategy::kUlysses:
-    case Strategy::kTp:
-    case Strategy::kTpSp:
-      return ranks;
-    case Strategy::kBurstUlysses:
-      if (problem.ulysses != -1) return problem.ulysses;
-      return static_cast<int>(std::gcd<int64_t>(ranks, problem.kv_heads));
-  }
-  return 1;
+int GroupSize(Method method, const AttentionProblem& problem, int ranks) {
+  if (method.tensor_parallel() || method.strategy == Strategy::kUlysses) return ranks;
+  if (method.strategy != Strategy::kBurstUlysses) return 1;
+  if (problem.ulysses != -1) return problem.ulysses;
+  return static_cast<int>(std::gcd<int64_t>(ranks, problem.kv_heads));
 }
 
 // Returns the bytes that all ranks of a ring of groups send together, with `group` ranks a group
@@ -41,14 +31,14 @@ int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
 //   backward, burst  2 Hq + 2 heads   Q, dO, lse, delta   + Hq   dQ
 //
 // lse and delta are of SumDType, gradients too unless ring_grad_dtype says bfloat16.
-absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProblem& problem,
-                                         int ranks, int group) {
+absl::StatusOr<AttentionBytes> RingBytes(Method method, const AttentionProblem& problem, int ranks,
+                                         int group) {
   BURST_ASSIGN_OR_RETURN(TokenShard shard,
                          TokenShard::Create(/*group_index=*/0, ranks / group, problem.layout,
                                             problem.seqlen, {group, /*group_rank=*/0}));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
                          RingSchedule::Create(std::move(shard), problem.mask(),
-                                              problem.options(strategy).ranks_per_node / group));
+                                              problem.options(method).ranks_per_node / group));
   const int64_t size = SizeOf(problem.dtype), sum_size = SizeOf(SumDType(problem.dtype));
   const bool narrow = problem.ring_grad_dtype == RingGradDType::kBf16;
   const int64_t gradient_size = narrow ? SizeOf(DType::kBFloat16) : sum_size;
@@ -70,7 +60,7 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   const int64_t ring = backward(false, keys.block_tokens.total(), keys.gradient_tokens.total());
   const int64_t burst =
       backward(true, queries.block_tokens.total(), queries.gradient_tokens.total());
-  const BackwardDirection direction = problem.options(strategy).backward;
+  const BackwardDirection direction = problem.options(method).backward;
   const bool takes_burst = direction == BackwardDirection::kBurst ||
                            (direction == BackwardDirection::kAuto && burst <= ring);
   const RingRoute& route = takes_burst ? queries : keys;
@@ -92,12 +82,12 @@ AttentionBytes ExchangeBytes(const AttentionProblem& problem, int group) {
 
 // Returns the bytes that tensor parallelism sends around attention (tensor_parallel_layer.h). It
 // sends gathers and reduce-scatters of [tokens, width]; an all-reduce counts as one of each.
-AttentionBytes TensorParallelBytes(Strategy strategy, const AttentionProblem& problem, int ranks) {
+AttentionBytes TensorParallelBytes(Method method, const AttentionProblem& problem, int ranks) {
   const int64_t one = (ranks - 1) * problem.batch * problem.seqlen * problem.heads *
                       problem.head_dim * SizeOf(problem.dtype);
   AttentionBytes bytes;
   bytes.forward = 2 * one;
-  bytes.backward = (strategy == Strategy::kTp ? 2 : 3) * one;
+  bytes.backward = (method.megatron == Megatron::kTp ? 2 : 3) * one;
   return bytes;
 }
 
@@ -114,13 +104,13 @@ absl::Status Named(const char* option, const absl::Status& status) {
 
 }  // namespace
 
-BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
+BurstAttentionOptions AttentionProblem::options(Method method) const {
   BurstAttentionOptions options;
-  options.layout = IsTensorParallel(strategy) ? Layout::kContiguous : layout;
+  options.layout = method.tensor_parallel() ? Layout::kContiguous : layout;
   options.kernels = StudyKernels(*this);
-  if (HasDirections(strategy)) options.backward = backward;
-  if (strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;
-  if (HasRing(strategy)) {
+  if (HasDirections(method.strategy)) options.backward = backward;
+  if (method.strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;
+  if (HasRing(method.strategy)) {
     options.ranks_per_node = ranks_per_node;
     options.ring_grad_dtype = ring_grad_dtype;
   }
@@ -134,23 +124,23 @@ double AttentionProblem::forward_flops() const {
   return 4 * pairs * static_cast<double>(batch * heads * head_dim);
 }
 
-std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks) {
-  return strategy == Strategy::kSingle ? std::vector<int64_t>{1} : ranks;
+std::vector<int64_t> RanksFor(Method method, const std::vector<int64_t>& ranks) {
+  return method.single() ? std::vector<int64_t>{1} : ranks;
 }
 
-absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, int ranks) {
-  BURST_CHECK(strategy != Strategy::kSingle || ranks == 1) << ranks;
+absl::Status CheckProblem(Method method, const AttentionProblem& problem, int ranks) {
+  BURST_CHECK(!method.single() || ranks == 1) << ranks;
   if (problem.heads % problem.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--kv_heads: ", problem.kv_heads, " does not divide the ", problem.heads, " of --heads"));
   }
-  const int group = GroupSize(strategy, problem, ranks);
+  const int group = GroupSize(method, problem, ranks);
   if (ranks % group != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--ulysses: ", group, " does not divide ", ranks, " ranks"));
   }
   BURST_RETURN_IF_ERROR(Named("heads", CheckHeadsDivide(problem.heads, problem.kv_heads, group)));
-  const int per_node = problem.options(strategy).ranks_per_node;
+  const int per_node = problem.options(method).ranks_per_node;
   if (per_node > 0 && ranks % per_node != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--ranks_per_node: ", per_node, " does not divide ", ranks, " ranks"));
@@ -178,34 +168,21 @@ absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, in
 }
 
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
-    Strategy strategy, const AttentionProblem& problem, Communicator* comm) {
-  BURST_RETURN_IF_ERROR(CheckProblem(strategy, problem, comm->world_size()));
-  return CreateAttention(strategy, problem.options(strategy),
-                         GroupSize(strategy, problem, comm->world_size()), comm);
+    Method method, const AttentionProblem& problem, Communicator* comm) {
+  BURST_RETURN_IF_ERROR(CheckProblem(method, problem, comm->world_size()));
+  return CreateAttentionOf(method, problem.options(method),
+                           GroupSize(method, problem, comm->world_size()), comm);
 }
 
-absl::StatusOr<AttentionBytes> FormulaBytes(Strategy strategy, const AttentionProblem& problem,
+absl::StatusOr<AttentionBytes> FormulaBytes(Method method, const AttentionProblem& problem,
                                             int ranks) {
-  const int group = GroupSize(strategy, problem, ranks);
-  switch (strategy) {
-    case Strategy::kSingle:
-    case Strategy::kBurst:
-    case Strategy::kRing:
-      return RingBytes(strategy, problem, ranks, group);
-    case Strategy::kUlysses:
-    case Strategy::kBurstUlysses: {
-      BURST_ASSIGN_OR_RETURN(AttentionBytes bytes, RingBytes(strategy, problem, ranks, group));
-      const AttentionBytes exchange = ExchangeBytes(problem, group);
-      bytes.forward += exchange.forward;
-      bytes.backward += exchange.backward;
-      return bytes;
-    }
-    case Strategy::kTp:
-    case Strategy::kTpSp:
-      return TensorParallelBytes(strategy, problem, ranks);
-  }
-  return absl::UnimplementedError(
-      absl::StrCat("the strategy ", Name(strategy), " has no formula for the bytes it sends"));
+  const int group = GroupSize(method, problem, ranks);
+  if (method.tensor_parallel()) return TensorParallelBytes(method, problem, ranks);
+  BURST_ASSIGN_OR_RETURN(AttentionBytes bytes, RingBytes(method, problem, ranks, group));
+  const AttentionBytes exchange = ExchangeBytes(problem, group);  // none in groups of one
+  bytes.forward += exchange.forward;
+  bytes.backward += exchange.backward;
+  return bytes;
 }
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-// One attention call over ranks, the attention that a strategy makes of it, and what that sends.
+// One attention call over ranks, the attention that a method makes of it, and what that sends.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "benchmarks/scaling/method.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/sequence_parallel_attention.h"
-#include "burst/attention/strategy.h"
 #include "burst/comm/communicator.h"
 
 namespace burst {
@@ -35,7 +35,7 @@ struct AttentionProblem {
                      // the KV heads
   int ranks_per_node = 0;  // of strategies with a ring: a double one; 0: a flat one
 
-  BurstAttentionOptions options(Strategy strategy) const;
+  BurstAttentionOptions options(Method method) const;
   Mask mask() const { return causal ? Mask::Causal() : Mask::Full(); }
   // 4 head_dim for each visible pair of query and key, head and batch row.
   double forward_flops() const;
@@ -43,19 +43,19 @@ struct AttentionProblem {
   double forward_backward_flops() const { return 3.5 * forward_flops(); }
 };
 
-// The numbers of ranks to measure the strategy on: `ranks`, or 1 for kSingle.
-std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks);
+// The numbers of ranks to measure the method on: `ranks`, or 1 for kSingle.
+std::vector<int64_t> RanksFor(Method method, const std::vector<int64_t>& ranks);
 
-// InvalidArgument, naming the option, for a problem that the strategy cannot take with `ranks`
+// InvalidArgument, naming the option, for a problem that the method cannot take with `ranks`
 // ranks.
-absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, int ranks);
+absl::Status CheckProblem(Method method, const AttentionProblem& problem, int ranks);
 
 // The attention of this rank. Collective.
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
-    Strategy strategy, const AttentionProblem& problem, Communicator* comm);
+    Method method, const AttentionProblem& problem, Communicator* comm);
 
 // Bytes that all ranks together send, lse not asked for, by the schedule and the strategy's
-// formula: what the counters must find. Unimplemented for a strategy without a formula.
+// formula: what the counters must find.
 struct AttentionBytes {
   int64_t forward = 0;
   int64_t backward = 0;
@@ -63,7 +63,7 @@ struct AttentionBytes {
   int64_t forward_between_nodes = 0;
   int64_t backward_between_nodes = 0;
 };
-absl::StatusOr<AttentionBytes> FormulaBytes(Strategy strategy, const AttentionProblem& problem,
+absl::StatusOr<AttentionBytes> FormulaBytes(Method method, const AttentionProblem& problem,
                                             int ranks);
 
 }  // namespace burst

@@ -7,10 +7,10 @@
 
 namespace burst {
 
-TensorParallelLayer::TensorParallelLayer(Strategy strategy, const AttentionProblem& problem,
+TensorParallelLayer::TensorParallelLayer(Megatron megatron, const AttentionProblem& problem,
                                          SequenceParallelAttention& attention,
                                          AttentionSchedule schedule, Communicator* comm)
-    : spread_tokens_(strategy == Strategy::kTpSp),
+    : spread_tokens_(megatron == Megatron::kTpSp),
       problem_(problem),
       attention_(attention),
       schedule_(std::move(schedule)),

@@ -36,8 +36,8 @@ class TensorParallelLayer : public AttentionWork {
   struct Inputs {
     Tensor x, k, v, dy;
   };
-  // `attention` implements the strategy; it and `comm` must outlive the object.
-  TensorParallelLayer(Strategy strategy, const AttentionProblem& problem,
+  // `attention` is CreateAttentionOf's; it and `comm` must outlive the object.
+  TensorParallelLayer(Megatron megatron, const AttentionProblem& problem,
                       SequenceParallelAttention& attention, AttentionSchedule schedule,
                       Communicator* comm);
 

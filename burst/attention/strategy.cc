@@ -14,9 +14,7 @@ constexpr EnumName<Strategy> kStrategies[] = {{Strategy::kSingle, "single"},
                                               {Strategy::kBurst, "burst"},
                                               {Strategy::kRing, "ring"},
                                               {Strategy::kUlysses, "ulysses"},
-                                              {Strategy::kBurstUlysses, "burst+ulysses"},
-                                              {Strategy::kTp, "tp"},
-                                              {Strategy::kTpSp, "tp+sp"}};
+                                              {Strategy::kBurstUlysses, "burst+ulysses"}};
 
 }  // namespace
 
@@ -66,13 +64,8 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttentionOver(
   }
   BurstAttentionOptions ring = options;
   if (strategy == Strategy::kRing) ring.backward = BackwardDirection::kRing;
-  RankGroup group = tensor;
-  if (IsTensorParallel(strategy)) {  // attention itself runs on one rank
-    group = {ranks->size(), ranks->comm()->rank()};
-    ranks = std::make_shared<AttentionRanks>(/*comm=*/nullptr);
-  }
   BURST_ASSIGN_OR_RETURN(std::unique_ptr<SequenceParallelAttention> attention,
-                         BurstAttention::CreateOver(ring, std::move(ranks), group));
+                         BurstAttention::CreateOver(ring, std::move(ranks), tensor));
   return attention;
 }
 

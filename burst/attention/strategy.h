@@ -18,8 +18,6 @@ enum class Strategy {
   kRing,          // RingAttention: a ring in which K, V, dK and dV are sent
   kUlysses,       // an all-to-all of heads for tokens among all ranks
   kBurstUlysses,  // such all-to-alls within groups, and a ring of groups
-  kTp,            // tensor parallelism: ranks divide heads and hidden channels, each has all tokens
-  kTpSp,          // the same, and ranks divide the tokens wherever the layers allow it
 };
 
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name);  // "single", "burst", ...
@@ -35,20 +33,13 @@ inline bool HasRing(Strategy strategy) {
   return strategy == Strategy::kRing || HasDirections(strategy);
 }
 
-// Whether the ranks of a sequence divide the model's parameters and heads
-// (model/tensor_parallel.h). Attention then takes this rank's heads of all tokens,
-// schedule.shard().group_length() of them, and sends nothing. Outside of the layers a rank has its
-// local_positions() only.
-inline bool IsTensorParallel(Strategy strategy) {
-  return strategy == Strategy::kTp || strategy == Strategy::kTpSp;
-}
-
 // The attention of this rank of `comm`, which must outlive it; null: a single rank. Collective.
 // `group_size`: ranks that divide the heads, for kBurstUlysses; other strategies ignore it.
 //
 // `tensor`: with kSingle, kBurst and kRing, this rank's place in a group of tensor parallelism
 // (model/tensor_parallel.h); every rank of `comm` is one such group. It shares that group's tokens,
-// and attention takes its heads of all of them, as with kTp.
+// and attention takes its heads of all of them, schedule.shard().group_length() tokens. Outside of
+// the layers a rank has its local_positions() only.
 //
 // InvalidArgument for bad options, and for a group size that does not divide the number of ranks.
 // Also for several ranks with kSingle, a direction of the backward that the strategy does not have,

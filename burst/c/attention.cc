@@ -24,10 +24,6 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   BURST_RETURN_IF_ERROR(CopyStruct("burst_attention_options", callers, &given));
   BURST_ASSIGN_OR_RETURN(const Strategy strategy,
                          ForSetting("strategy", ParseStrategy(Or(given.strategy, "burst"))));
-  if (IsTensorParallel(strategy)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "strategy: ", Name(strategy), " is a matter of a model's layers, not of attention"));
-  }
   BurstAttentionOptions options;
   BURST_ASSIGN_OR_RETURN(options.layout,
                          ForSetting("layout", ParseLayout(Or(given.layout, "zigzag"))));

@@ -229,7 +229,7 @@ absl::Status OptionTable::ParseArguments(int argc, char** argv) {
   return CheckBounds();
 }
 
-absl::Status OptionTable::ParseJson(absl::string_view text) {
+absl::Status OptionTable::ParseJson(absl::string_view text, bool saved) {
   BURST_ASSIGN_OR_RETURN(const Json json, burst::ParseJson<Json>(text));
   if (!json.is_object()) {
     return absl::InvalidArgumentError("not a JSON object of options and values");
@@ -238,14 +238,17 @@ absl::Status OptionTable::ParseJson(absl::string_view text) {
     if (removed_.count(name) > 0) continue;
     const auto renamed = renamed_.find(name);
     const std::string& now = renamed == renamed_.end() ? name : renamed->second;
-    BURST_RETURN_IF_ERROR(Set(now, value.is_string() ? value.get<std::string>() : value.dump()));
+    const absl::Status set = Set(now, value.is_string() ? value.get<std::string>() : value.dump());
+    const Option* option = Find(now);
+    if (saved && option != nullptr && option->on_resume == OnResume::kMayChange) continue;
+    BURST_RETURN_IF_ERROR(set);
   }
   return absl::OkStatus();
 }
 
-absl::Status OptionTable::ParseFile(const std::string& path) {
+absl::Status OptionTable::ParseFile(const std::string& path, bool saved) {
   BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxSettingsBytes));
-  const absl::Status status = ParseJson(text);
+  const absl::Status status = ParseJson(text, saved);
   if (status.ok()) return status;
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", status.message()));
 }

@@ -197,9 +197,11 @@ class OptionTable {
   // Whether all values are within the bounds of their rows.
   absl::Status CheckBounds() const;
 
-  // A JSON object whose keys are names of options.
-  absl::Status ParseJson(absl::string_view json);
-  absl::Status ParseFile(const std::string& path);  // errors name the path
+  // A JSON object whose keys are names of options. `saved`: of an earlier run, whose value of an
+  // option that may change is left out if the option no longer takes it.
+  absl::Status ParseJson(absl::string_view json, bool saved = false);
+  // Errors name the path.
+  absl::Status ParseFile(const std::string& path, bool saved = false);
   // All options but those that are not saved.
   std::string ToJson() const;
 

@@ -102,15 +102,19 @@ struct Part {
   void Put(const Tensor& own, const Tensor& all) const { PutRows(own, positions, Heads(all, 2)); }
 };
 
+// With kSingle several ranks are a group of tensor parallelism, each with its heads of all tokens.
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
                      const Inputs& inputs, const Mask& mask, const AttentionResults& results,
                      const std::vector<double>* largest, Communicator& comm) {
-  BURST_ASSIGN_OR_RETURN(const auto attention,
-                         CreateAttention(strategy, options, group_size, &comm));
+  const bool tensor = strategy == Strategy::kSingle && comm.world_size() > 1;
+  BURST_ASSIGN_OR_RETURN(
+      const auto attention,
+      CreateAttention(strategy, options, group_size, tensor ? nullptr : &comm,
+                      tensor ? RankGroup{comm.world_size(), comm.rank()} : RankGroup{}));
   const int64_t seqlen = inputs.q.dim(1);
   BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule, attention->Schedule(seqlen, mask));
   Part part = {schedule.shard().local_positions()};
-  if (IsTensorParallel(strategy)) {
+  if (tensor) {
     part = {schedule.shard().group_positions(0), comm.rank(), comm.world_size()};
   }
   AttentionCall call = {&schedule, part.Take(inputs.q), part.Take(inputs.k), part.Take(inputs.v)};
@@ -196,7 +200,7 @@ TEST_P(ScoreOptionsTest, DoNotDependOnTheRanks) {
         options.backward = BackwardDirection::kAuto;
         check(Strategy::kRing, 3, 1);
         check(Strategy::kUlysses, 4, 1);
-        check(Strategy::kTp, 2, 1);
+        check(Strategy::kSingle, 2, 1);
       }
     }
   }

@@ -417,12 +417,8 @@ TEST(StrategyTest, ErrorsAreClear) {
               std::string::npos);
   }
   EXPECT_FALSE(ParseStrategy("star").ok());
-  for (Strategy strategy : {Strategy::kTp, Strategy::kTpSp}) {
-    EXPECT_EQ(*ParseStrategy(Name(strategy)), strategy);
-    EXPECT_NE(message(strategy, Direction::kRing, 2, 1).find("has no ring"), std::string::npos);
-  }
 
-  for (Strategy strategy : {Strategy::kUlysses, Strategy::kBurstUlysses, Strategy::kTp}) {
+  for (Strategy strategy : {Strategy::kUlysses, Strategy::kBurstUlysses}) {
     const absl::Status status =
         CreateAttention(strategy, {}, 1, /*comm=*/nullptr, RankGroup{2, 0}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

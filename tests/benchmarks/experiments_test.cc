@@ -74,16 +74,13 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
   // Tensor parallelism gathers and reduce-scatters [tokens, width]. Each moves three quarters on
   // each of four ranks, and an all-reduce is two of them.
   const int64_t exchange = 3 * 4 * problem.batch * problem.seqlen * problem.heads * 8;
-  const auto tp = FormulaBytes(Strategy::kTp, problem, kRanks);
+  const auto tp = FormulaBytes(Megatron::kTp, problem, kRanks);
   EXPECT_EQ(tp->forward, 2 * exchange);
   EXPECT_EQ(tp->backward, 2 * exchange);
-  const auto tp_sp = FormulaBytes(Strategy::kTpSp, problem, kRanks);
+  const auto tp_sp = FormulaBytes(Megatron::kTpSp, problem, kRanks);
   EXPECT_EQ(tp_sp->forward, 2 * exchange);
   EXPECT_EQ(tp_sp->backward, 3 * exchange);
-  EXPECT_EQ(FormulaBytes(Strategy::kTp, problem, 1)->forward, 0);
-  // A strategy that the formulas do not know yet.
-  EXPECT_EQ(FormulaBytes(static_cast<Strategy>(100), problem, kRanks).status().code(),
-            absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(FormulaBytes(Megatron::kTp, problem, 1)->forward, 0);
   // bfloat16 halves everything but lse, delta and the accumulators.
   problem.dtype = DType::kBFloat16;
   problem.kv_heads = 4;
@@ -110,10 +107,11 @@ TEST(Flops, CountVisiblePairs) {
 // ---- Measurements.
 
 TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
-  for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing, Strategy::kUlysses,
-                                  Strategy::kBurstUlysses, Strategy::kTp, Strategy::kTpSp}) {
+  for (const Method method :
+       {Method(Strategy::kBurst), Method(Strategy::kRing), Method(Strategy::kUlysses),
+        Method(Strategy::kBurstUlysses), Method(Megatron::kTp), Method(Megatron::kTpSp)}) {
     for (const int ranks : {1, 2, 3, 4}) {
-      const bool all_share_heads = strategy == Strategy::kUlysses || IsTensorParallel(strategy);
+      const bool all_share_heads = method == Strategy::kUlysses || method.tensor_parallel();
       if (all_share_heads && ranks == 3) continue;  // 4 heads do not divide
       for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
         AttentionProblem problem = SmallProblem();
@@ -122,10 +120,10 @@ TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
         problem.causal = true;  // contiguous ranks skip rounds
         problem.layout = layout;
         problem.tiles = ranks == 2;
-        if (ranks == 4 && HasRing(strategy)) problem.ranks_per_node = 2;
-        const auto measured = MeasureAttention(strategy, problem, ranks, 1, 1);
+        if (ranks == 4 && HasRing(method.strategy)) problem.ranks_per_node = 2;
+        const auto measured = MeasureAttention(method, problem, ranks, 1, 1);
         ASSERT_TRUE(measured.ok()) << measured.status();
-        const auto formula = FormulaBytes(strategy, problem, ranks);
+        const auto formula = FormulaBytes(method, problem, ranks);
         EXPECT_EQ(measured->bytes_sent.forward, formula->forward);
         EXPECT_EQ(measured->bytes_sent.backward, formula->backward);
         EXPECT_EQ(measured->bytes_sent.forward_between_nodes, formula->forward_between_nodes);
@@ -173,14 +171,14 @@ TEST(TensorParallelLayer, ComputesAttention) {
     // Both are in double, and dot products have 13 terms of order 1.
     for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], e[i], 1e-13);
   };
-  for (const Strategy strategy : {Strategy::kTp, Strategy::kTpSp}) {
+  for (const Megatron megatron : {Megatron::kTp, Megatron::kTpSp}) {
     const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
-      BURST_ASSIGN_OR_RETURN(const auto own, MakeAttention(strategy, problem, &comm));
+      BURST_ASSIGN_OR_RETURN(const auto own, MakeAttention(megatron, problem, &comm));
       BURST_ASSIGN_OR_RETURN(AttentionSchedule own_schedule,
                              own->Schedule(problem.seqlen, problem.mask()));
-      TensorParallelLayer layer(strategy, problem, *own, std::move(own_schedule), &comm);
+      TensorParallelLayer layer(megatron, problem, *own, std::move(own_schedule), &comm);
       const auto tokens = [&](const Tensor& all) {
-        if (strategy == Strategy::kTp) return all;
+        if (megatron == Megatron::kTp) return all;
         return TokenExchange::Own(layer.shard(), all);
       };
       const auto keys = [&](const Tensor& all) { return all.Slice(2, comm.rank(), 1).Clone(); };

@@ -133,9 +133,9 @@ TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
   // of a second, or a second or two on a busy machine.
   const int seconds = 10 * kSlowdown;
   const size_t all = 200;
-  const Arguments options = Plus(
-      slow_, {"--strategy=tp", "--accumulate=1",
-              absl::StrCat("--batch=", std::max(1, 4 / kSlowdown)), absl::StrCat("--steps=", all)});
+  const Arguments options =
+      Plus(slow_, {"--tp=2", "--accumulate=1", absl::StrCat("--batch=", std::max(1, 4 / kSlowdown)),
+                   absl::StrCat("--steps=", all)});
   MakeStraight(Plus(options, threads_));
   Subprocess process(Mpirun({"--mca", "odls_base_sigkill_timeout", absl::StrCat(seconds)}, options),
                      {folder_, /*mpi=*/true});

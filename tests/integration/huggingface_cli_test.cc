@@ -58,7 +58,7 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   EXPECT_EQ(FirstLoss("in", {chars}), loss);
   EXPECT_LT(loss, FirstLoss(kModel) - 0.3);
   // Ranks that share the model have its loss to rounding.
-  EXPECT_NEAR(FirstLoss("home", {"--ranks=2", "--strategy=tp+sp", chars}), loss, 1e-5 * loss);
+  EXPECT_NEAR(FirstLoss("home", {"--tp=2", chars}), loss, 1e-5 * loss);
   // Without a tokenizer that can be read, the model's tokens are unknown.
   for (const char* model : {"home", "in"}) {
     ExpectError(

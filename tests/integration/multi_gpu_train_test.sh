@@ -65,10 +65,8 @@ for precision in fp32 bf16; do
   model="{\"family\":\"llama\",$heads,\"kv_heads\":2,\"ffn\":512}"
   [[ $precision == bf16 ]] && model="{\"family\":\"gpt2\",$heads,\"dropout\":0.1}"
   run whole.$precision --precision=$precision --model="$model" --ranks=1
-  for strategy in tp tp+sp; do
-    run $strategy.$precision --precision=$precision --model="$model" --strategy=$strategy --ranks="$ranks"
-    compare $strategy.$precision whole.$precision $tolerance
-  done
+  run tp.$precision --precision=$precision --model="$model" --tp="$ranks"
+  compare tp.$precision whole.$precision $tolerance
   nodes=0; [[ $ranks == 4 && $precision == bf16 ]] && nodes=2
   start processes.$precision --precision=$precision --ranks_per_node=$nodes
   for pid in "${pids[@]}"; do wait "$pid" || { cat processes.$precision.*.log; fail "processes"; }; done

@@ -143,14 +143,14 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   if (stages > 1 && layers == 4 && c.accumulate == 2) c.pp_chunks = draws.Between(1, 2);
   c.sp = draws.Between(1, std::max<int64_t>(1, most / c.dp));
   c.threads = draws.Between(1, 2);
-  c.strategy = draws.OneOf<Strategy>({Strategy::kSingle, Strategy::kBurst, Strategy::kBurst,
-                                      Strategy::kRing, Strategy::kUlysses, Strategy::kBurstUlysses,
-                                      Strategy::kTp, Strategy::kTpSp});
+  c.strategy =
+      draws.OneOf<Strategy>({Strategy::kSingle, Strategy::kBurst, Strategy::kBurst, Strategy::kRing,
+                             Strategy::kUlysses, Strategy::kBurstUlysses});
   if (c.strategy == Strategy::kSingle) c.sp = 1;
   const bool takes_tp = c.strategy == Strategy::kSingle || c.strategy == Strategy::kBurst ||
                         c.strategy == Strategy::kRing;
-  if (takes_tp && c.dp * c.sp * 2 <= most && draws.OneIn(3)) c.tp = 2;
-  const bool tensor = c.tp > 1 || (IsTensorParallel(c.strategy) && c.sp > 1);
+  if (takes_tp && c.dp * c.sp * 2 <= most && draws.OneIn(2)) c.tp = 2;
+  const bool tensor = c.tp > 1;
   c.layout = draws.OneOf<Layout>(
       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kBalanced});
   c.recompute = draws.OneOf<Recompute>(
@@ -165,8 +165,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   if (HasRing(c.strategy) && c.precision == Precision::kBf16 && draws.OneIn(2)) {
     c.ring_grad_dtype = RingGradDType::kBf16;
   }
-  const int64_t divide = IsTensorParallel(c.strategy) ? c.dp : c.dp * c.sp;
-  if (divide > 1) c.zero = draws.Between(0, 3);
+  if (c.dp * c.sp > 1) c.zero = draws.Between(0, 3);
   if (c.recompute != Recompute::kNone) c.recompute_segment = draws.Between(1, 2);
   if (kTestDevice == DeviceType::kCuda && c.recompute != Recompute::kNone && stages == 1 &&
       draws.OneIn(2)) {

@@ -251,7 +251,7 @@ TEST_F(Scaling, ErrorsNameTheirOption) {
       {{"--strategies=ulysses", "--heads=3"}, {"--heads", "3"}},
       {{"--strategies=tp", "--heads=3"}, {"--heads", "3"}},
       {{"--strategies=burst,tp+sp", "--experiment=error"}, {"--strategies", "tp+sp", "error"}},
-      {{"--experiment=training", "--strategies=tp", "--ranks=4"}, {"--strategy", "tp", "6 heads"}},
+      {{"--experiment=training", "--strategies=tp", "--ranks=4"}, {"--tp", "4", "6 heads"}},
       {{"--strategies=burst+ulysses", "--ulysses=3"}, {"--ulysses", "2 ranks"}},
       {{"--ulysses=2"}, {"--ulysses", "burst+ulysses"}},
       {{"--ring_grad_dtype=fp16"}, {"--ring_grad_dtype", "fp16", "one of fp32, bf16"}},

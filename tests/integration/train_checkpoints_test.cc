@@ -165,61 +165,53 @@ TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
   };
   const std::string four_heads =
       R"(--model={"family":"llama","layers":2,"width":16,"heads":4,"kv_heads":2,"ffn":32})";
-  for (const std::string strategy : {"tp", "tp+sp"}) {
-    SCOPED_TRACE(strategy);
-    const std::vector<std::string> spread = {"--strategy=" + strategy, "--ranks=4", four_heads};
-    const auto straight_run = [&](const std::string& steps, const std::string& out) {
-      return Train(with({steps, "--out=" + out, spread[0], spread[1], spread[2], "--sample=20"}));
-    };
-    const std::string straight = "straight_" + strategy;
-    const std::string all_steps = absl::StrCat("--steps=", kLongRun);
-    const Result result = straight_run(all_steps, straight);
-    ExpectSuccess(result);
-    EXPECT_TRUE(absl::StrContains(result.out, "x 4 tensor parallel")) << result.out;
-    EXPECT_TRUE(absl::StrContains(result.out, "A sample:")) << result.out;
-    ExpectSuccess(Generate({"--checkpoint=" + straight, "--tokens=5"}));
+  const std::string spread = "--tp=4", all_steps = absl::StrCat("--steps=", kLongRun);
+  const auto run_of = [&](const std::string& out) {
+    return with({all_steps, "--out=" + out, spread, four_heads, "--sample=20"});
+  };
+  const Result result = Train(run_of("straight"));
+  ExpectSuccess(result);
+  EXPECT_TRUE(absl::StrContains(result.out, "x 4 tensor parallel")) << result.out;
+  EXPECT_TRUE(absl::StrContains(result.out, "A sample:")) << result.out;
+  ExpectSuccess(Generate({"--checkpoint=straight", "--tokens=5"}));
 
-    const std::string stopped = "stopped_" + strategy;
-    Subprocess process(TrainCommand(with({all_steps, "--out=" + stopped, spread[0], spread[1],
-                                          spread[2], "--sample=20"})),
-                       {folder_});
-    WaitUntil([&] { return Metrics(stopped).size() >= 3; });
-    process.Signal(SIGINT);
-    EXPECT_EQ(process.Wait().exit_code, 128 + SIGINT);
-    EXPECT_LT(Metrics(stopped).size(), kLongRun);
-    ExpectSuccess(Train({"--resume", "--out=" + stopped, four_heads, "--sample=20"}));
-    ExpectSameRun(straight, stopped);
+  Subprocess process(TrainCommand(run_of("stopped")), {folder_});
+  WaitUntil([&] { return Metrics("stopped").size() >= 3; });
+  process.Signal(SIGINT);
+  EXPECT_EQ(process.Wait().exit_code, 128 + SIGINT);
+  EXPECT_LT(Metrics("stopped").size(), kLongRun);
+  ExpectSuccess(Train({"--resume", "--out=stopped", four_heads, "--sample=20"}));
+  ExpectSameRun("straight", "stopped");
 
-    // The run makes ten steps on these ranks and ten on others, in both orders.
-    const std::vector<Json> expected = Metrics(straight);
-    const std::vector<std::string> others[] = {
-        {"--strategy=single", "--ranks=1"},
-        {"--strategy=burst", "--ranks=3"},
-        {"--strategy=tp", "--ranks=2"},
-        {"--strategy=tp+sp", "--dp=2", "--sp=1", "--ranks=-1"},
+  // The run makes ten steps on these ranks and ten on others, in both orders.
+  const std::vector<Json> expected = Metrics("straight");
+  const std::vector<std::string> others[] = {
+      {"--tp=1", "--strategy=single"},
+      {"--tp=1", "--ranks=3"},
+      {"--tp=2"},
+      {"--tp=2", "--dp=2", "--sp=1"},
+  };
+  for (const std::vector<std::string>& other : others) {
+    const auto run = [&](const std::string& out, const std::vector<std::string>& ranks,
+                         std::vector<std::string> more) {
+      more.insert(more.end(), ranks.begin(), ranks.end());
+      more.insert(more.end(), {four_heads, "--out=" + out});
+      return Train(more);
     };
-    for (const std::vector<std::string>& other : others) {
-      const auto run = [&](const std::string& out, const std::vector<std::string>& ranks,
-                           std::vector<std::string> more) {
-        more.insert(more.end(), ranks.begin(), ranks.end());
-        more.insert(more.end(), {four_heads, "--out=" + out});
-        return Train(more);
-      };
-      fs::remove_all(Path("there"));
-      fs::remove_all(Path("back"));
-      ExpectSuccess(run("there", {spread[0], spread[1]}, with({"--steps=10"})));
-      ExpectSuccess(run("there", other, {"--resume", "--steps=20"}));
-      ExpectSuccess(run("back", other, with({"--steps=10"})));
-      ExpectSuccess(
-          run("back", {spread[0], spread[1], "--dp=-1", "--sp=-1"}, {"--resume", "--steps=20"}));
-      for (const char* out : {"there", "back"}) {
-        const std::vector<Json> rows = Metrics(out);
-        ASSERT_EQ(rows.size(), 20u);
-        for (size_t i = 0; i < rows.size(); ++i) {
-          const double loss = expected[i]["loss"];
-          EXPECT_NEAR(rows[i]["loss"].get<double>(), loss, 1e-5 * loss)
-              << out << " " << other[0] << ", step " << i + 1;
-        }
+    fs::remove_all(Path("there"));
+    fs::remove_all(Path("back"));
+    ExpectSuccess(run("there", {spread}, with({"--steps=10"})));
+    ExpectSuccess(run("there", other, {"--resume", "--steps=20"}));
+    ExpectSuccess(run("back", other, with({"--steps=10"})));
+    ExpectSuccess(run("back", {spread, "--ranks=-1", "--strategy=burst", "--dp=-1", "--sp=-1"},
+                      {"--resume", "--steps=20"}));
+    for (const char* out : {"there", "back"}) {
+      const std::vector<Json> rows = Metrics(out);
+      ASSERT_EQ(rows.size(), 20u);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const double loss = expected[i]["loss"];
+        EXPECT_NEAR(rows[i]["loss"].get<double>(), loss, 1e-5 * loss)
+            << out << " " << other[0] << ", step " << i + 1;
       }
     }
   }
@@ -259,8 +251,8 @@ TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
 // Tensor parallel ranks, data parallel ranks and rings agree on what is not saved, even if only one
 // of them has a value that is not finite.
 TEST_F(TrainCli, DivergenceOfManyRanksKeepsTheLastGoodCheckpoint) {
-  const std::vector<std::string> meshes[] = {{"--strategy=tp", "--ranks=2"},
-                                             {"--strategy=tp+sp", "--dp=2", "--sp=2"},
+  const std::vector<std::string> meshes[] = {{"--tp=2"},
+                                             {"--tp=2", "--dp=2"},
                                              {"--tp=2", "--sp=2", "--checkpoint_files=one"},
                                              {"--strategy=burst", "--dp=2", "--sp=2"}};
   for (const auto& mesh : meshes) {

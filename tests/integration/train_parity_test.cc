@@ -158,13 +158,9 @@ TEST_P(TrainParity, OtherStrategiesTrainAsOneRankDoes) {
 TEST_P(TrainParity, TensorParallelRanksTrainAsOneDoes) {
   const std::vector<double> one = Losses({}, {"--batch=4", "--strategy=single", "--ranks=1"});
   const bool two_heads = GetParam().name == "Gpt2Dropout";
-  for (const char* strategy : {"tp", "tp+sp"}) {
-    const std::string option = absl::StrCat("--strategy=", strategy);
-    SCOPED_TRACE(strategy);
-    ExpectEqual(Losses({}, {"--batch=4", option, "--ranks=2"}), one);
-    if (!two_heads) ExpectEqual(Losses({}, {"--batch=4", option, "--ranks=4"}), one);
-    ExpectEqual(Losses({}, {"--batch=4", option, "--dp=2", "--sp=2", "--layout=contiguous"}), one);
-  }
+  ExpectEqual(Losses({}, {"--batch=4", "--tp=2"}), one);
+  if (!two_heads) ExpectEqual(Losses({}, {"--batch=4", "--tp=4"}), one);
+  ExpectEqual(Losses({}, {"--batch=4", "--tp=2", "--dp=2", "--layout=contiguous"}), one);
 }
 
 // Ranks as processes give the very bits that ranks as threads give.
@@ -186,10 +182,7 @@ TEST_P(TrainParity, ProcessesTrainAsThreadsDo) {
   compare({"--strategy=burst+ulysses", "--ulysses=2"}, true);
   compare({"--zero=2", "--dp=2", "--batch=4"}, false);
   compare({"--zero=3"}, true);
-  for (const char* strategy : {"tp", "tp+sp"}) {
-    compare({absl::StrCat("--strategy=", strategy), "--dp=2", "--batch=4"},
-            /*over_mpi=*/strategy[2] == '+');
-  }
+  compare({"--tp=2", "--dp=2", "--batch=4"}, true);
 }
 
 // Recomputed layers give the bits of layers that store everything. Processes do so, too, although

@@ -111,6 +111,7 @@ struct Ranks {
   int group = 1;     // the group size of burst+ulysses
   int per_node = 0;  // a double ring
   int64_t length = 24;
+  enum { kNo, kTp, kTpSp } tensor_parallel = kNo;
 };
 
 absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Communicator& comm) {
@@ -118,11 +119,13 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   BurstAttentionOptions options;
   options.scores = ScoresOf(config);
   options.ranks_per_node = ranks.per_node;
-  BURST_ASSIGN_OR_RETURN(const auto attention,
-                         CreateAttention(ranks.strategy, options, ranks.group, &comm));
+  BURST_ASSIGN_OR_RETURN(
+      const auto attention,
+      CreateAttention(ranks.strategy, options, ranks.group, ranks.tensor_parallel ? nullptr : &comm,
+                      ranks.tensor_parallel ? RankGroup{2, comm.rank()} : RankGroup{}));
   TensorParallel parallel;
-  if (IsTensorParallel(ranks.strategy)) {
-    parallel = TensorParallel(&comm, ranks.strategy == Strategy::kTpSp);
+  if (ranks.tensor_parallel) {
+    parallel = TensorParallel(&comm, ranks.tensor_parallel == Ranks::kTpSp);
   }
   BURST_ASSIGN_OR_RETURN(const auto model,
                          Transformer::Create(config, dtype, /*seed=*/3, kTestDevice, parallel));
@@ -261,8 +264,8 @@ TEST(Recompute, LossAndGradientsAreTheSameBits) {
                          {Strategy::kBurstUlysses, 4, /*group=*/2},
                          {Strategy::kBurst, 4, 1, 0, /*length=*/3},
                          {Strategy::kUlysses, 4, 1, 0, /*length=*/3},
-                         {Strategy::kTp, 2},
-                         {Strategy::kTpSp, 2}};
+                         {Strategy::kSingle, 2, 1, 0, 24, Ranks::kTp},
+                         {Strategy::kSingle, 2, 1, 0, 24, Ranks::kTpSp}};
   for (const Ranks& ranks : cases) {
     for (const Family family : {Family::kLlama, Family::kGpt2}) {
       for (const DType dtype : dtypes) {

@@ -27,7 +27,8 @@ namespace {
 
 using Values = std::vector<double>;
 
-constexpr Strategy kBoth[] = {Strategy::kTp, Strategy::kTpSp};
+// Whether the ranks divide the tokens, too (tp+sp), or not (tp).
+constexpr bool kBoth[] = {false, true};
 
 // The tolerance of transformer_test, for sums of at most a few dozen terms through a dozen
 // operations, in double.
@@ -50,13 +51,14 @@ struct Part {
   SequenceBatch batch;
 };
 
-absl::StatusOr<Part> MakePart(Strategy strategy, Layout layout, const Transformer& whole,
+absl::StatusOr<Part> MakePart(bool spread, Layout layout, const Transformer& whole,
                               const Text& text, Communicator* comm) {
   Part part;
   BurstAttentionOptions options;
   options.layout = layout;
-  const TensorParallel parallel(comm, strategy == Strategy::kTpSp);
-  BURST_ASSIGN_OR_RETURN(part.attention, CreateAttention(strategy, options, 1, comm));
+  const TensorParallel parallel(comm, spread);
+  BURST_ASSIGN_OR_RETURN(part.attention, CreateAttention(Strategy::kSingle, options, 1, nullptr,
+                                                         {comm->world_size(), comm->rank()}));
   BURST_ASSIGN_OR_RETURN(
       AttentionSchedule schedule,
       part.attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
@@ -91,9 +93,9 @@ LossAndGradients OneRank(const Transformer& model, const Text& text) {
 
 // Loss and gradients equal those of one rank. Losses add up, and so do the gradients of parts,
 // except for parameters that every rank has whole.
-void ExpectRanksAgree(Strategy strategy, const ModelConfig& config, Layout layout, int ranks,
+void ExpectRanksAgree(bool spread, const ModelConfig& config, Layout layout, int ranks,
                       int64_t length) {
-  SCOPED_TRACE(testing::Message() << Name(strategy) << " " << Name(config.family) << " "
+  SCOPED_TRACE(testing::Message() << (spread ? "tp+sp" : "tp") << " " << Name(config.family) << " "
                                   << Name(layout) << " ranks " << ranks << " length " << length);
   const Text text = RandomText(config.vocab, /*packed=*/length > 5, length);
   const auto whole = MakeModel(config);
@@ -103,7 +105,7 @@ void ExpectRanksAgree(Strategy strategy, const ModelConfig& config, Layout layou
   for (const Values& gradient : expected.gradients) sum.gradients.emplace_back(gradient.size());
   std::mutex mutex;
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
-    BURST_ASSIGN_OR_RETURN(const Part part, MakePart(strategy, layout, *whole, text, &comm));
+    BURST_ASSIGN_OR_RETURN(const Part part, MakePart(spread, layout, *whole, text, &comm));
     DropoutKey dropout;
     dropout.enabled = true;
     Tape tape;
@@ -156,29 +158,29 @@ ModelConfig WithSinks(ModelConfig config) {
 }
 
 TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
-  for (const Strategy strategy : kBoth) {
+  for (const bool spread : kBoth) {
     for (const Layout layout : kLayouts) {
-      ExpectRanksAgree(strategy, SmallLlama(false), layout, 2, 9);
-      ExpectRanksAgree(strategy, SmallQwen(), layout, 4, 9);  // KV heads on two ranks each
-      ExpectRanksAgree(strategy, Gpt2OfHeads(4, 0.3), layout, 4, 9);
-      ExpectRanksAgree(strategy, WithSinks(SmallQwen()), layout, 4, 9);
-      ExpectRanksAgree(strategy, WithSinks(Gpt2OfHeads(4, 0)), layout, 2, 9);
+      ExpectRanksAgree(spread, SmallLlama(false), layout, 2, 9);
+      ExpectRanksAgree(spread, SmallQwen(), layout, 4, 9);  // KV heads on two ranks each
+      ExpectRanksAgree(spread, Gpt2OfHeads(4, 0.3), layout, 4, 9);
+      ExpectRanksAgree(spread, WithSinks(SmallQwen()), layout, 4, 9);
+      ExpectRanksAgree(spread, WithSinks(Gpt2OfHeads(4, 0)), layout, 2, 9);
     }
-    ExpectRanksAgree(strategy, SmallLlama(true), Layout::kZigzag, 1, 9);
-    ExpectRanksAgree(strategy, SmallLlama(true), Layout::kZigzag, 2, 8);  // parts of one length
-    ExpectRanksAgree(strategy, Gpt2OfHeads(2, 0), Layout::kContiguous, 2, 8);
-    ExpectRanksAgree(strategy, LlamaOfKeyHeads(4), Layout::kZigzag, 4, 9);
+    ExpectRanksAgree(spread, SmallLlama(true), Layout::kZigzag, 1, 9);
+    ExpectRanksAgree(spread, SmallLlama(true), Layout::kZigzag, 2, 8);  // parts of one length
+    ExpectRanksAgree(spread, Gpt2OfHeads(2, 0), Layout::kContiguous, 2, 8);
+    ExpectRanksAgree(spread, LlamaOfKeyHeads(4), Layout::kZigzag, 4, 9);
     // Several ranks share a KV head.
-    ExpectRanksAgree(strategy, LlamaOfKeyHeads(2), Layout::kZigzag, 4, 9);
-    ExpectRanksAgree(strategy, LlamaOfKeyHeads(1, 0.2), Layout::kStriped, 4, 9);
+    ExpectRanksAgree(spread, LlamaOfKeyHeads(2), Layout::kZigzag, 4, 9);
+    ExpectRanksAgree(spread, LlamaOfKeyHeads(1, 0.2), Layout::kStriped, 4, 9);
     // There are fewer tokens than ranks.
-    ExpectRanksAgree(strategy, LlamaOfKeyHeads(2), Layout::kZigzag, 4, 3);
-    ExpectRanksAgree(strategy, Gpt2OfHeads(4, 0.3), Layout::kZigzag, 4, 3);
+    ExpectRanksAgree(spread, LlamaOfKeyHeads(2), Layout::kZigzag, 4, 3);
+    ExpectRanksAgree(spread, Gpt2OfHeads(4, 0.3), Layout::kZigzag, 4, 3);
   }
 }
 
 TEST(TensorParallel, NextTokenLogitsAreThoseOfOneRank) {
-  for (const Strategy strategy : kBoth) {
+  for (const bool spread : kBoth) {
     for (const ModelConfig& config : {SmallLlama(false), Gpt2OfHeads(2, 0)}) {
       const Text text = RandomText(config.vocab, /*packed=*/false);
       const auto whole = MakeModel(config);
@@ -188,7 +190,7 @@ TEST(TensorParallel, NextTokenLogitsAreThoseOfOneRank) {
       std::vector<Values> logits(2);
       const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
         BURST_ASSIGN_OR_RETURN(const Part part,
-                               MakePart(strategy, Layout::kZigzag, *whole, text, &comm));
+                               MakePart(spread, Layout::kZigzag, *whole, text, &comm));
         BURST_ASSIGN_OR_RETURN(const Tensor result,
                                part.model->NextTokenLogits(*part.attention, part.batch));
         if (!result.null()) logits[comm.rank()] = result.ToVector<double>();
@@ -204,14 +206,14 @@ TEST(TensorParallel, NextTokenLogitsAreThoseOfOneRank) {
 // A rank starts from its part of the numbers from which one rank starts, and holds only this part.
 TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
   for (const ModelConfig& config : {LlamaOfKeyHeads(2), Gpt2OfHeads(4, 0)}) {
-    for (const Strategy strategy : kBoth) {
+    for (const bool spread : kBoth) {
       const auto whole = *Transformer::Create(config, DType::kFloat32, 11, kTestDevice);
       std::vector<Tensor> values;  // on the host, because ranks use other streams
       for (int i = 0; i < whole->parameters().size(); ++i) {
         values.push_back(whole->parameters().variable(i).value().To(DeviceType::kCpu));
       }
       const absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
-        const TensorParallel parallel(&comm, strategy == Strategy::kTpSp);
+        const TensorParallel parallel(&comm, spread);
         BURST_ASSIGN_OR_RETURN(const auto part, Transformer::Create(config, DType::kFloat32, 11,
                                                                     kTestDevice, parallel));
         const ParameterList& parameters = part->parameters();
@@ -246,10 +248,10 @@ TEST(TensorParallel, BytesEqualTheFormulas) {
   const int ranks = 4;
   const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/8);
   const auto whole = MakeModel(config);
-  for (const Strategy strategy : kBoth) {
+  for (const bool spread : kBoth) {
     const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
       BURST_ASSIGN_OR_RETURN(const Part part,
-                             MakePart(strategy, Layout::kZigzag, *whole, text, &comm));
+                             MakePart(spread, Layout::kZigzag, *whole, text, &comm));
       const int64_t before = comm.stats().bytes_sent[static_cast<int>(Channel::kCollective)];
       Tape tape;
       const Variable loss = part.model->Loss(tape, *part.attention, part.batch, 1, DropoutKey());
@@ -260,8 +262,8 @@ TEST(TensorParallel, BytesEqualTheFormulas) {
       const int64_t gather = (ranks - 1) * tokens / ranks * config.width * 8;
       const int64_t positions = (ranks - 1) * tokens / ranks * 4;
       // An all-reduce is a reduce-scatter and a gather.
-      const int64_t branch = strategy == Strategy::kTp ? 2 * 2 : 2 + 3;
-      const int64_t ends = strategy == Strategy::kTp ? 2 : 0;
+      const int64_t branch = spread ? 2 + 3 : 2 * 2;
+      const int64_t ends = spread ? 0 : 2;
       EXPECT_EQ(sent, (2 * config.layers * branch + ends) * gather + positions);
       return absl::OkStatus();
     });

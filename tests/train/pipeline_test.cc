@@ -165,20 +165,15 @@ TEST_F(PipelineTest, EveryMeshEqualsOneRank) {
     for (int mesh = 1; mesh < 16; ++mesh) {
       const int64_t dp = 1 + (mesh & 1), sp = 1 + (mesh >> 1 & 1), pp = 1 + (mesh >> 2 & 1);
       const int64_t tp = 1 + (mesh >> 3 & 1);
-      for (const Strategy strategy : {Strategy::kBurst, Strategy::kTp, Strategy::kTpSp}) {
-        if (strategy != Strategy::kBurst && (sp == 1 || tp == 2)) continue;
-        // Ranks that divide a state.
-        const int64_t same = IsTensorParallel(strategy) ? dp : dp * sp;
-        const int64_t most = pp > 1 && model == kTiedGpt2 ? 1 : 3;
-        const int64_t zero = same == 1 ? 0 : std::min<int64_t>(most, 1 + mesh % 3);
-        Case c = {dp, pp, sp, strategy, zero, pp == 1 ? 1 : 1 + mesh % 2};
-        if (!IsTensorParallel(strategy)) c.tp = tp;
-        SCOPED_TRACE(absl::StrCat(model, ", ", NameOf(c)));
-        TrainConfig options = Options(c, "mesh");
-        options.model = model;
-        fs::remove_all(options.out);
-        ExpectEqualToRounding(RunOf(options), one);
-      }
+      const int64_t most = pp > 1 && model == kTiedGpt2 ? 1 : 3;
+      const int64_t zero = dp * sp == 1 ? 0 : std::min<int64_t>(most, 1 + mesh % 3);
+      Case c = {dp, pp, sp, Strategy::kBurst, zero, pp == 1 ? 1 : 1 + mesh % 2};
+      c.tp = tp;
+      SCOPED_TRACE(absl::StrCat(model, ", ", NameOf(c)));
+      TrainConfig options = Options(c, "mesh");
+      options.model = model;
+      fs::remove_all(options.out);
+      ExpectEqualToRounding(RunOf(options), one);
     }
   }
 }
@@ -199,7 +194,7 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
       {1, 2, 3, Strategy::kBurst, 2},
       {2, 2, 1, Strategy::kBurst, 3, 2, Recompute::kFull, /*segment=*/2},
       {2, 4, 1, Strategy::kBurst, 3, 1, Recompute::kSelective, 1, /*packed=*/true},
-      {2, 2, 1, Strategy::kTpSp, 3, 2},
+      {2, 2, 1, Strategy::kBurst, 3, 2, Recompute::kNone, 1, false, /*tp=*/2},
       {1, 1, 5, Strategy::kBurst, 2, 1, Recompute::kFull, /*segment=*/2, false, /*tp=*/2},
   };
   const auto changed_scores = [&](const Case& c, const std::string& out) {
@@ -233,8 +228,7 @@ TEST_F(PipelineTest, TiedEmbeddingsAreDividedOnBothStages) {
   const Case cases[] = {{2, 2, 1, Strategy::kBurst, 3},
                         {1, 2, 3, Strategy::kBurst, 2, /*chunks=*/2},
                         {2, 2, 1, Strategy::kBurst, 3, 2, Recompute::kFull, /*segment=*/2},
-                        {2, 2, 2, Strategy::kTp, 3},
-                        {2, 2, 2, Strategy::kTpSp, 2}};
+                        {2, 2, 1, Strategy::kBurst, 3, 1, Recompute::kNone, 1, false, /*tp=*/2}};
   for (const Case& c : cases) {
     SCOPED_TRACE(NameOf(c));
     TrainConfig options = Options(c, "divided");
@@ -253,7 +247,7 @@ TEST_F(PipelineTest, ResumesOnAnyMesh) {
   const Case parts[] = {{1, 2, 1},
                         {2, 1, 1, Strategy::kBurst, 3},
                         {1, 4, 1},
-                        {1, 2, 2, Strategy::kTp},
+                        {1, 2, 1, Strategy::kBurst, 0, 1, Recompute::kNone, 1, false, /*tp=*/2},
                         {1, 1, 2, Strategy::kBurst, 0, 1, Recompute::kNone, 1, false, /*tp=*/2},
                         {2, 2, 1, Strategy::kBurst, 1, 2},
                         {1, 1, 1}};

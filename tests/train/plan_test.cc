@@ -115,7 +115,7 @@ TEST(Plan, APipelineIsFasterOverSlowLinks) {
     return PlanFor(step, options);
   };
   const StepPlan stages = on({"--pp=2", "--sp=1"});
-  const StepPlan tensor = on({"--sp=2", "--strategy=tp+sp"});
+  const StepPlan tensor = on({"--tp=2"});
   const StepPlan one = PlanFor(step, {"--gpus=1xH200"});
   EXPECT_LT(stages.step_seconds, 0.8 * tensor.step_seconds);
   EXPECT_LT(stages.step_seconds, 0.9 * one.step_seconds);
@@ -240,24 +240,23 @@ TEST(Plan, OffloadedActivationsAreInTheHostsMemory) {
 // would reserve it, and fail this test.
 TEST(Plan, OffloadsMemoryIsMadeAtTheStart) {
   constexpr int64_t kTokens = 4096, kLayers = 3, kBytes = 2;  // all layers but the last one, bf16
-  const auto host_bytes = [](const std::string& strategy, const std::string& recompute) {
+  const auto host_bytes = [](const std::string& ranks, const std::string& recompute) {
     const std::vector<std::string> step = {
-        kSmall,      "--gpus=2xH200",          "--seqlen=4096",
-        "--batch=1", "--strategy=" + strategy, "--recompute=" + recompute};
+        kSmall, "--gpus=2xH200", "--seqlen=4096", "--batch=1", ranks, "--recompute=" + recompute};
     return static_cast<double>(PlanFor(step, {"--offload=activations"}).host_bytes -
                                PlanFor(step).host_bytes);
   };
   const double half = kLayers * kTokens / 2 * 256 * kBytes;  // width, and channels of all heads
-  for (const char* strategy : {"burst", "ring", "ulysses", "burst+ulysses", "tp+sp"}) {
-    EXPECT_NEAR(host_bytes(strategy, "full") / half, 1, 0.01) << strategy;
+  const std::string ulysses = "--strategy=ulysses", both = "--strategy=burst+ulysses";
+  for (const std::string ranks : {"--strategy=burst", "--strategy=ring", "--tp=2"}) {
+    EXPECT_NEAR(host_bytes(ranks, "full") / half, 1, 0.01) << ranks;
+    // --tp: half of the heads, all tokens.
+    EXPECT_NEAR(host_bytes(ranks, "selective") / half, 2, 0.01) << ranks;
   }
-  EXPECT_NEAR(host_bytes("tp", "full") / half, 2, 0.01);
-  for (const char* strategy : {"burst", "ring", "tp+sp"}) {  // tp+sp: half of the heads, all tokens
-    EXPECT_NEAR(host_bytes(strategy, "selective") / half, 2, 0.01) << strategy;
+  for (const std::string& ranks : {ulysses, both}) {
+    EXPECT_NEAR(host_bytes(ranks, "full") / half, 1, 0.01) << ranks;
+    EXPECT_NEAR(host_bytes(ranks, "selective") / half, 3, 0.01) << ranks;
   }
-  EXPECT_NEAR(host_bytes("ulysses", "selective") / half, 3, 0.01);
-  EXPECT_NEAR(host_bytes("burst+ulysses", "selective") / half, 3, 0.01);
-  EXPECT_NEAR(host_bytes("tp", "selective") / half, 3, 0.01);
 }
 
 // 12 bytes of a parameter are in the host's memory and are not copied for a save. They use the

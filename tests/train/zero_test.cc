@@ -81,9 +81,7 @@ class Zero : public testing::Test {
     options.zero = zero;
     fs::remove_all(options.out);
     Results results;
-    const int64_t parts = IsTensorParallel(options.strategy) ? options.sp
-                          : options.tp > 0                   ? options.tp
-                                                             : 1;
+    const int64_t parts = std::max<int64_t>(1, options.tp);
     results.weights.resize(parts);
     std::atomic<int> sized{0};
     EXPECT_EQ(WithTrainers(
@@ -159,10 +157,10 @@ TEST_F(Zero, EveryStageTakesTheSameSteps) {
       {Strategy::kBurst, 2, 2, kLlama, 2, Recompute::kFull, false, /*segment=*/2},
       {Strategy::kBurst, 2, 1, kTiedGpt2, 1, Recompute::kSelective, false, /*segment=*/2},
       {Strategy::kBurstUlysses, 1, 4, kLlama, 1, Recompute::kNone, true},
-      {Strategy::kTp, 2, 2, kLlama, 2},
-      {Strategy::kTpSp, 2, 2, kTiedGpt2, 1, Recompute::kFull},
-      {Strategy::kTpSp, 2, 4,
-       R"({"family":"llama","layers":1,"width":32,"heads":4,"kv_heads":1,"ffn":48})"},
+      {Strategy::kSingle, 2, 1, kTiedGpt2, 1, Recompute::kFull, false, 1, /*tp=*/2},
+      {Strategy::kSingle, 2, 1,
+       R"({"family":"llama","layers":1,"width":32,"heads":4,"kv_heads":1,"ffn":48})", 1,
+       Recompute::kNone, false, 1, /*tp=*/4},
       {Strategy::kBurst, 2, 2, kTiedGpt2, 2, Recompute::kSelective, false, 1, /*tp=*/2},
   };
   for (const Case& c : cases) {

@@ -72,13 +72,8 @@ absl::Status CheckStages(const ResolvedConfig& config) {
 
 absl::Status CheckTensorParallel(const ResolvedConfig& config) {
   if (config.mesh.tensor == 1) return absl::OkStatus();
-  const bool all_tensor = IsTensorParallel(config.strategy);
   const absl::Status fits = TensorParallel::Check(config.model.WithDefaults(), config.mesh.tensor);
-  if (fits.ok()) return fits;
-  const bool by_strategy = all_tensor && config.given().tp == -1;
-  return InvalidOption(by_strategy ? "strategy" : "tp",
-                       by_strategy ? Name(config.strategy) : absl::StrCat(config.mesh.tensor), ": ",
-                       fits.message(), all_tensor ? "; or burst" : "");
+  return fits.ok() ? fits : InvalidOption("tp", config.mesh.tensor, ": ", fits.message());
 }
 
 absl::Status CheckHeads(const ResolvedConfig& config) {

@@ -77,7 +77,7 @@ absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {
   config.resume =
       config.resume_mode == Resume::kYes || (config.resume_mode == Resume::kAuto && has_run);
   if (config.resume && !out.empty()) {
-    const absl::Status status = options.ParseFile(out + "/config.json");
+    const absl::Status status = options.ParseFile(out + "/config.json", /*saved=*/true);
     if (!status.ok()) {
       return absl::FailedPreconditionError(
           absl::StrCat("--resume: ", out, " holds no run to continue: ", status.message()));
@@ -126,7 +126,7 @@ std::vector<AgreedItem> ResolvedConfig::AgreedOptions(bool one_host) const {
 absl::Status ResolvedConfig::CheckResume(absl::string_view config_json) const {
   TrainConfig before, after = given_;
   OptionTable options = TrainOptions(&before);
-  BURST_RETURN_IF_ERROR(options.ParseJson(config_json));
+  BURST_RETURN_IF_ERROR(options.ParseJson(config_json, /*saved=*/true));
   return OptionTable::CheckResume(options, TrainOptions(&after));
 }
 

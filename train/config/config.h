@@ -127,7 +127,7 @@ struct TrainConfig : PlainOptions {
   int64_t ranks = -1;  // -1: 2 threads, one GPU, or what a launcher started
   int64_t dp = -1;     // -1: ranks / (pp sp tp)
   int64_t sp = -1;     // -1: ranks / (dp pp tp)
-  int64_t tp = -1;     // -1: 1; of the strategies tp and tp+sp, ranks / (dp pp)
+  int64_t tp = -1;     // -1: 1
   CommChoice comm = CommChoice::kAuto;
   int64_t ulysses = -1;         // -1: as many as divide the ranks and the KV heads
   int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
@@ -168,10 +168,13 @@ struct ResolvedConfig : PlainOptions {
   bool fp8 = false;  // the layers' linear products; dtype is bfloat16 then
   CommKind comm = CommKind::kThreads;
   int ranks = 1;
-  Mesh mesh;                      // of the ranks
-  int ulysses = 1;                // ranks of a sequence that share heads, for kBurstUlysses
-  int ranks_per_node = 0;         // of a sequence, in a double ring; 0: a flat one
-  int threads = 1;                // of each rank
+  Mesh mesh;               // of the ranks
+  int ulysses = 1;         // ranks of a sequence that share heads, for kBurstUlysses
+  int ranks_per_node = 0;  // of a sequence, in a double ring; 0: a flat one
+  int threads = 1;         // of each rank
+  // Whether the ranks of a tensor group divide the tokens between its GEMMs (TensorParallel). Only
+  // //benchmarks:scaling says no, for Megatron-LM's first version.
+  bool spreads_stream = true;
   bool checkpoint_sets = false;   // checkpoints of a file of each rank
   std::optional<int64_t> sample;  // tokens at the end; none: what suits the data
   int64_t profile_first = 0;      // steps that are profiled, from 1; 0: none
@@ -179,12 +182,6 @@ struct ResolvedConfig : PlainOptions {
 
   // The ranks that have the same parameters, of one stage, and divide their state with `zero`.
   int state_ranks() const { return mesh.stage_size() / mesh.tensor; }
-  // How attention is spread over the sequence groups. tp and tp+sp are meshes without one.
-  Strategy AttentionStrategy() const {
-    return IsTensorParallel(strategy) ? Strategy::kSingle : strategy;
-  }
-  // Whether the ranks of a tensor group divide the tokens between its GEMMs (TensorParallel).
-  bool spreads_stream() const { return strategy != Strategy::kTp; }
   // The options of CreateAttention that follow from the above.
   BurstAttentionOptions AttentionOptions() const;
   Mask AttentionMask() const { return Mask::SlidingWindow(window); }

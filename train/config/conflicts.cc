@@ -33,15 +33,11 @@ constexpr Side kZeroGradients = {"zero", "--zero=2 or 3", "0 or 1", "--zero=2 --
                                  [](const Config& c) { return c.zero > 1; }};
 constexpr Side kOneRank = {"ranks", "on one rank", "more", "--ranks=1",
                            [](const Config& c) { return c.ranks == 1; }};
-constexpr Side kNoCopies = {"tp strategy pp", "--tp, --strategy=tp or tp+sp, --pp without --dp",
-                            "1", "--tp=2 --dp=1",
+constexpr Side kNoCopies = {"tp pp", "--tp, --pp without --dp", "1", "--tp=2 --dp=1",
                             [](const Config& c) { return c.state_ranks() == 1; }};
 
-constexpr Side kTensorParallel = {"tp strategy", "--tp, --strategy=tp or tp+sp", "1", "--tp=2",
+constexpr Side kTensorParallel = {"tp", "--tp", "1", "--tp=2",
                                   [](const Config& c) { return c.mesh.tensor > 1; }};
-constexpr Side kTensorAndSequence = {
-    "sp", "--sp together with --tp", "-1", "--sp=2 --tp=2",
-    [](const Config& c) { return c.given().sp != -1 && c.given().tp != -1; }};
 constexpr Side kSequenceParallel = {"sp", "--sp above 1", "1", "--sp=2",
                                     [](const Config& c) { return c.mesh.sequence > 1; }};
 constexpr Side kPipeline = {"pp", "--pp", "1", "--pp=2", [](const Config& c) { return c.pp > 1; }};
@@ -58,9 +54,6 @@ constexpr Side kTiedPipeline = {
 
 constexpr Side kSingle = {"strategy", "--strategy=single", "another one", "--strategy=single",
                           [](const Config& c) { return c.strategy == Strategy::kSingle; }};
-constexpr Side kTensorStrategy = {"strategy", "--strategy=tp or tp+sp", "another one",
-                                  "--strategy=tp",
-                                  [](const Config& c) { return IsTensorParallel(c.strategy); }};
 constexpr Side kUlysses = {"strategy", "--strategy=ulysses or burst+ulysses", "burst or ring",
                            "--strategy=ulysses", [](const Config& c) {
                              return c.strategy == Strategy::kUlysses ||
@@ -69,19 +62,19 @@ constexpr Side kUlysses = {"strategy", "--strategy=ulysses or burst+ulysses", "b
 constexpr Side kNotBurstUlysses = {
     "strategy", "without --strategy=burst+ulysses", "burst+ulysses", "",
     [](const Config& c) { return c.strategy != Strategy::kBurstUlysses; }};
-constexpr Side kInexactStrategy = {
-    "strategy", "--strategy=ring, ulysses, burst+ulysses, tp or tp+sp", "burst or single",
-    "--strategy=ring", [](const Config& c) {
-      return c.strategy != Strategy::kBurst && c.strategy != Strategy::kSingle;
-    }};
-constexpr Side kOneDirection = {"strategy", "--strategy=single, ring, ulysses, tp or tp+sp",
+constexpr Side kInexactStrategy = {"strategy", "--strategy=ring, ulysses or burst+ulysses",
+                                   "burst or single", "--strategy=ring", [](const Config& c) {
+                                     return c.strategy != Strategy::kBurst &&
+                                            c.strategy != Strategy::kSingle;
+                                   }};
+constexpr Side kOneDirection = {"strategy", "--strategy=single, ring or ulysses",
                                 "burst or burst+ulysses", "--strategy=ulysses",
                                 [](const Config& c) {
                                   const bool same = c.strategy == Strategy::kRing &&
                                                     c.ring_backward == BackwardDirection::kRing;
                                   return !HasDirections(c.strategy) && !same;
                                 }};
-constexpr Side kNoRing = {"strategy", "--strategy=single, ulysses, tp or tp+sp",
+constexpr Side kNoRing = {"strategy", "--strategy=single or ulysses",
                           "burst, ring or burst+ulysses", "--strategy=ulysses",
                           [](const Config& c) { return !HasRing(c.strategy); }};
 constexpr Side kUlyssesRanks = {"ulysses", "--ulysses", "-1", "--ulysses=1",
@@ -161,8 +154,6 @@ constexpr TrainConflict kConflicts[] = {
     // Conflicts of a strategy and a mesh.
     {kSingle, kSequenceParallel, "one rank keeps the whole sequence",
      "give --sp=1 or another strategy"},
-    {kTensorAndSequence, kTensorStrategy, "it has no ring over which --sp could spread tokens",
-     "give a strategy such as burst"},
     {kTensorParallel, kUlysses, "both divide the heads", "give --strategy=burst or ring"},
     {kUlyssesRanks, kNotBurstUlysses, "it is the size of that strategy's groups", kLeaveOut},
     {kRingBackward, kOneDirection, "the backward of that strategy has one direction", kLeaveOut},

@@ -137,15 +137,12 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
   return CheckThreads(*config, 1, launch.cores);
 }
 
-// Resolves the mesh. --strategy=tp and tp+sp put all ranks of a sequence into one tensor-parallel
-// group. --sp may then give the size of that group.
 absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   if (config->ranks % c.pp != 0) {
     return InvalidOption("pp", "must be a divisor of the number of ranks, ", config->ranks,
                          "; got ", c.pp, "; give other --ranks");
   }
-  const bool all_tensor = IsTensorParallel(c.strategy);
-  const int64_t tp = all_tensor || c.tp == -1 ? 1 : c.tp;
+  const int64_t tp = std::max<int64_t>(1, c.tp);
   const char* const of = c.pp > 1 ? " of a stage of --pp, " : ", ";
   int64_t ranks = config->ranks / c.pp;  // ranks of a stage
   if (ranks % tp != 0) {
@@ -153,17 +150,15 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
                          c.tp, "; give other --ranks");
   }
   ranks /= tp;
-  const char* const name = all_tensor && c.tp != -1 ? "tp" : "sp";
-  const int64_t given_sp = all_tensor && c.tp != -1 ? c.tp : c.sp;
-  const int64_t sp = given_sp != -1 ? given_sp : c.dp != -1 ? ranks / c.dp : ranks;
+  const int64_t sp = c.sp != -1 ? c.sp : c.dp != -1 ? ranks / c.dp : ranks;
   const int64_t dp = c.dp != -1 ? c.dp : ranks / sp;
   if (dp * sp != ranks) {
-    const bool both = c.dp != -1 && given_sp != -1;
+    const bool both = c.dp != -1 && c.sp != -1;
     return InvalidOption(
-        c.dp != -1 ? "dp" : name,
-        both ? absl::StrCat("must be, times --", name, "=", sp, ",") : "must be a divisor of",
+        c.dp != -1 ? "dp" : "sp",
+        both ? absl::StrCat("must be, times --sp=", sp, ",") : "must be a divisor of",
         " the number of ranks", tp > 1 ? " by --tp" : "", of, ranks, "; got ",
-        c.dp != -1 ? c.dp : given_sp, "; leave one out");
+        c.dp != -1 ? c.dp : c.sp, "; leave one out");
   }
   if (c.batch % dp != 0) {
     return InvalidOption("batch", "must be a multiple of --dp=", dp,
@@ -171,8 +166,8 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   }
   config->mesh.data = static_cast<int>(dp);
   config->mesh.stages = static_cast<int>(c.pp);
-  config->mesh.sequence = static_cast<int>(all_tensor ? 1 : sp);
-  config->mesh.tensor = static_cast<int>(all_tensor ? sp : tp);
+  config->mesh.sequence = static_cast<int>(sp);
+  config->mesh.tensor = static_cast<int>(tp);
   return absl::OkStatus();
 }
 

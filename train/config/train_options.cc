@@ -215,8 +215,7 @@ void AddRankOptions(TrainConfig* c, OptionTable* t) {
       {"dp", &c->dp, "Divide the batch over N groups of ranks. -1: ranks / (pp sp tp)."},
       {"sp", &c->sp, "Divide sequences over a ring of N ranks. -1: ranks / (dp pp tp)."},
       {"tp", &c->tp,
-       "Divide weights, heads and hidden channels over N ranks. -1: 1; with --strategy=tp or tp+sp "
-       "ranks / (dp pp)."}};
+       "Divide weights, heads and hidden channels over N ranks (tensor parallelism). -1: 1."}};
   for (const auto& mesh : meshes) {
     t->Add(mesh.name, mesh.field)
         .Min(1)
@@ -262,13 +261,19 @@ void AddRankOptions(TrainConfig* c, OptionTable* t) {
           "0: never.");
 }
 
+absl::StatusOr<Strategy> ParseTrainStrategy(absl::string_view name) {
+  if (name != "tp" && name != "tp+sp") return ParseStrategy(name);
+  return absl::InvalidArgumentError(
+      absl::StrCat("must be a way to spread attention; got ", name, "; give --tp=N"));
+}
+
 void AddAttentionOptions(TrainConfig* c, OptionTable* t) {
   t->Group("attention over ranks");
-  t->Add("strategy", &c->strategy, ParseStrategy)
+  t->Add("strategy", &c->strategy, ParseTrainStrategy)
       .MayChange()
       .Help(
-          "Spread attention as single (one rank), burst (a ring), ring (RingAttention), ulysses, "
-          "burst+ulysses, tp or tp+sp (tensor parallelism of all ranks).");
+          "Spread attention as single (one rank), burst (a ring), ring (RingAttention), ulysses or "
+          "burst+ulysses.");
   t->Add("ulysses", &c->ulysses)
       .Min(1)
       .Or(-1)

@@ -154,7 +154,7 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
     PlanOptions changed = c;
     changed.train.dp = dp;
     changed.train.sp = sp;
-    changed.train.tp = IsTensorParallel(kind) ? -1 : tp;  // these strategies take the ranks of --sp
+    changed.train.tp = tp;
     changed.train.pp = pp;
     changed.train.pp_chunks = chunks;
     changed.train.strategy = kind;
@@ -165,7 +165,6 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
       const Mesh& other = choice.config.mesh;
       return other.data == m.data && other.stages == m.stages && other.tensor == m.tensor &&
              choice.config.pp_chunks == chunks &&
-             choice.config.spreads_stream() == config->spreads_stream() &&
              (choice.config.strategy == kind || m.sequence == 1);
     };
     if (std::any_of(choices.begin(), choices.end(), is_it)) return;
@@ -183,21 +182,19 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
     add(kind != given_strategy, absl::StrCat("--strategy=", Name(kind)));
     choices.push_back({*std::move(config), std::move(options)});
   };
-  // Tensor parallelism sends too much for a network between nodes.
-  const int64_t given_tp = IsTensorParallel(given_strategy) ? 1 : given_mesh.tensor;
+  // Tensor parallelism sends more than fits a network between nodes.
   const int64_t most_stages = std::max<int64_t>(given_mesh.stages, mesh ? c.train.accumulate : 1);
-  const int64_t most_tensor = std::max(given_tp, mesh ? std::min(gpus, c.gpus_per_node) : 1);
+  const int64_t most_tensor =
+      std::max<int64_t>(given_mesh.tensor, mesh ? std::min(gpus, c.gpus_per_node) : 1);
   std::vector<Strategy> kinds = {given_strategy};
   if (strategy) {
     kinds.insert(kinds.end(), {Strategy::kBurst, Strategy::kBurstUlysses, Strategy::kUlysses});
   }
   const auto consider_all = [&](int64_t dp, int64_t pp, int64_t chunks, int64_t tp) {
-    for (const Strategy kind : kinds) {
-      if (tp == 1 || !IsTensorParallel(kind)) consider(dp, pp, chunks, tp, kind);
-    }
+    for (const Strategy kind : kinds) consider(dp, pp, chunks, tp, kind);
   };
   if (!mesh) {
-    consider_all(given_mesh.data, given_mesh.stages, given_chunks, given_tp);
+    consider_all(given_mesh.data, given_mesh.stages, given_chunks, given_mesh.tensor);
     return choices;
   }
   for (int64_t pp = 1; pp <= most_stages; ++pp) {

@@ -45,8 +45,8 @@ std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
 ExecutionPlan::Offload OffloadOf(const ResolvedConfig& config) {
   if (!OffloadsActivations(config.offload)) return {};
   const Mesh& mesh = config.mesh;
-  const int ranks = mesh.sequence * (config.spreads_stream() ? mesh.tensor : 1);
-  // A rank has at most one token or chunk more than an equal share, rounded up.
+  const int ranks = mesh.sequence * (config.spreads_stream ? mesh.tensor : 1);
+  // A rank has at most one token, or chunk, more than an equal share, rounded up.
   const int64_t step = config.exact ? std::min(config.exact_chunk, config.seqlen) : 1;
   const int64_t share = (config.seqlen / step + ranks - 1) / ranks + 1;
   const int64_t length = std::min(config.seqlen, share * step);
@@ -139,9 +139,8 @@ absl::Status RankState::MakeAttention() {
     return absl::OkStatus();
   }
   BURST_ASSIGN_OR_RETURN(
-      attention,
-      CreateAttention(config.AttentionStrategy(), config.AttentionOptions(), config.ulysses, group,
-                      RankGroup{mesh.tensor, mesh.tensor_rank(comm->rank())}));
+      attention, CreateAttention(config.strategy, config.AttentionOptions(), config.ulysses, group,
+                                 RankGroup{mesh.tensor, mesh.tensor_rank(comm->rank())}));
   return absl::OkStatus();
 }
 
@@ -153,7 +152,7 @@ absl::Status RankState::MakeModel() {
   }
   const Mesh& mesh = config.mesh;
   TensorParallel parallel;
-  if (tensor != nullptr) parallel = TensorParallel(tensor.get(), config.spreads_stream());
+  if (tensor != nullptr) parallel = TensorParallel(tensor.get(), config.spreads_stream);
   std::optional<uint64_t> seed;
   if (!setup.resumed.has_value() && !config.pretrained.has_value() && !setup.simulated) {
     seed = static_cast<uint64_t>(config.seed);
