@@ -1,10 +1,37 @@
-"""Tests and what they share. foo_test is compiled from foo_test.cc, a library foo has foo.h."""
+"""Tests and what they share. foo_test is compiled from foo_test.cc, a library foo has foo.h.
 
+All depend on COMMON (//:defs.bzl) and GoogleTest.
+"""
+
+load("//:defs.bzl", "COMMON", "burst_library")
+load("@mpi//:defs.bzl", "MPIRUN")
 load("//third_party/cuda:defs.bzl", "if_cuda")
 
-def unit_test(name, deps, size = "small", gtest = "@googletest//:gtest_main", **kwargs):
-    """A GoogleTest program."""
-    native.cc_test(name = name, size = size, srcs = [name + ".cc"], deps = deps + [gtest], **kwargs)
+def unit_test(name, deps = [], size = "small", gtest = "@googletest//:gtest_main", tags = None, **kwargs):
+    """A GoogleTest program. One that is not small has two cores."""
+    native.cc_test(
+        name = name,
+        size = size,
+        srcs = [name + ".cc"],
+        tags = tags or ([] if size == "small" else ["cpu:2"]),
+        deps = COMMON + deps + [gtest],
+        **kwargs
+    )
+
+def program_test(name, programs, size = "medium", mpirun = False, data = [], deps = [], **kwargs):
+    """A unit_test that starts programs. mpirun: BURST_MPIRUN is its path, or "" without MPI."""
+    unit_test(
+        name = name,
+        size = size,
+        data = data + programs,
+        local_defines = ["BURST_MPIRUN=\\\"%s\\\"" % MPIRUN] if mpirun else [],
+        deps = deps + [
+            "//tests/testing:sanitizers",
+            "//tests/testing:subprocess",
+            "@json",
+        ],
+        **kwargs
+    )
 
 def gpu_test(name, deps, size = "small", srcs = None, gtest = "@googletest//:gtest_main", small_gpu = False, **kwargs):
     """A unit_test whose kTestDevice (test_device.h) is a GPU: run with --config=cuda only.
@@ -25,7 +52,7 @@ def gpu_test(name, deps, size = "small", srcs = None, gtest = "@googletest//:gte
             local_defines = ["BURST_TEST_CUDA"],
             tags = ["exclusive", "gpu"],
             target_compatible_with = if_cuda([], ["//third_party/cuda:absent"]),
-            deps = deps + more + [gtest],
+            deps = COMMON + deps + more + [gtest],
             **kwargs
         )
 
@@ -41,6 +68,12 @@ def device_test(name, deps, size = "small", gtest = "@googletest//:gtest_main", 
         small_gpu = small_gpu,
     )
 
-def test_library(name, deps, **kwargs):
+def test_library(name, deps = [], **kwargs):
     """What tests share; header-only unless it has srcs."""
-    native.cc_library(name = name, testonly = True, hdrs = [name + ".h"], deps = deps, **kwargs)
+    burst_library(
+        name = name,
+        testonly = True,
+        hdrs = [name + ".h"],
+        deps = deps + ["@googletest//:gtest"],
+        **kwargs
+    )
