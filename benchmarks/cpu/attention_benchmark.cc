@@ -6,7 +6,6 @@
 // fastest repetition, so other load on the machine counts little. For figures, leave it idle.
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <thread>
@@ -14,8 +13,8 @@
 
 #include "benchmark/benchmark.h"
 #include "benchmarks/cpu/sgemm_rate.h"
+#include "benchmarks/harness/harness.h"
 #include "burst/base/parallel.h"
-#include "burst/base/philox.h"
 #include "burst/device/memory.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/tensor/tensor.h"
@@ -23,19 +22,8 @@
 namespace burst {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 Tensor RandomNormal(const Shape& shape, uint64_t stream) {
-  const Tensor tensor = Tensor::Empty(shape, DType::kFloat32);
-  for (int64_t i = 0; i < tensor.numel(); ++i) {
-    const PhiloxCounter bits = Philox(1, stream, i);
-    tensor.data<float>()[i] = static_cast<float>(NormalFromBits(bits[0], bits[1])[0]);
-  }
-  return tensor;
+  return RandomForTiming(shape, DType::kFloat32, DeviceType::kCpu, stream);
 }
 
 // Self-attention of one sequence, every query seeing itself and at most window - 1 keys before it
@@ -99,9 +87,9 @@ void Measure(benchmark::State& state, double flops, Step step) {
   sgemm = std::max(sgemm, SgemmRate());
   double best = 0;
   for (auto _ : state) {
-    const auto start = Clock::now();
+    const Stopwatch stopwatch;
     step();
-    best = std::max(best, flops / SecondsSince(start));
+    best = std::max(best, flops / stopwatch.Seconds());
   }
   sgemm = std::max(sgemm, SgemmRate());
   state.counters["threads"] = NumThreads();

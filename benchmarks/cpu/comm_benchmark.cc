@@ -5,11 +5,11 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 
 #include "absl/status/status.h"
+#include "benchmarks/harness/harness.h"
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
@@ -32,12 +32,10 @@ void Measure(benchmark::State& state, Step step) {
       const Tensor a = Tensor::Zeros({bytes / 4}, DType::kFloat32), b = Tensor::ZerosLike(a);
       BURST_RETURN_IF_ERROR(step(comm, a, b));  // scratch is allocated, pages are touched
       BURST_RETURN_IF_ERROR(comm.Barrier());
-      const auto start = std::chrono::steady_clock::now();
+      const Stopwatch stopwatch;
       for (int i = 0; i < steps; ++i) BURST_RETURN_IF_ERROR(step(comm, a, b));
       BURST_RETURN_IF_ERROR(comm.Barrier());
-      if (comm.rank() == 0) {
-        seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      }
+      if (comm.rank() == 0) seconds = stopwatch.Seconds();
       return absl::OkStatus();
     });
     if (!status.ok()) return state.SkipWithError(status.ToString().c_str());

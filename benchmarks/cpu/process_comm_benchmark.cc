@@ -6,12 +6,13 @@
 // exchange: every rank sends to the next and receives from the last one, in GB/s that a rank sends.
 // allreduce: of that many bytes of fp32, in GB/s of the tensor. Medians of 21 turns.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <vector>
 
+#include "benchmarks/harness/harness.h"
+#include "burst/base/print_error.h"
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
@@ -37,12 +38,11 @@ absl::Status Exchange(Communicator& comm, const Tensor& out, const Tensor& in) {
 absl::StatusOr<double> Time(Communicator& comm, bool reduces, const Tensor& out, const Tensor& in) {
   const int calls = static_cast<int>(std::clamp<int64_t>((8 << 20) / out.size_bytes(), 1, 200));
   BURST_RETURN_IF_ERROR(comm.Barrier());
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch stopwatch;
   for (int call = 0; call < calls; ++call) {
     BURST_RETURN_IF_ERROR(reduces ? comm.AllReduceSum(out) : Exchange(comm, out, in));
   }
-  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-  return time.count() / calls;
+  return stopwatch.Seconds() / calls;
 }
 
 absl::Status Run() {
@@ -64,9 +64,8 @@ absl::Status Run() {
           times[first ? 0 : 1].push_back(time);
         }
       }
-      for (auto& values : times) std::sort(values.begin(), values.end());
       if (mpi->rank() != 0) continue;
-      const double a = times[0][kTurns / 2], b = times[1][kTurns / 2];
+      const double a = Median(times[0]), b = Median(times[1]);
       std::printf("%-10s %10ld %10.1f %10.1f %8.2f   tcp %.2f GB/s\n",
                   reduces ? "allreduce" : "exchange", static_cast<long>(bytes), a * 1e6, b * 1e6,
                   b / a, bytes / a * 1e-9);
@@ -81,7 +80,6 @@ absl::Status Run() {
 
 int main() {
   const absl::Status status = burst::Run();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
-  return 1;
+  if (!status.ok()) burst::PrintError(status);
+  return status.ok() ? 0 : 1;
 }

@@ -1,9 +1,9 @@
 #include "benchmarks/cpu/sgemm_rate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
+#include "benchmarks/harness/harness.h"
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/tensor/tensor.h"
@@ -12,7 +12,6 @@
 namespace burst {
 
 double SgemmRate() {
-  using Clock = std::chrono::steady_clock;
   constexpr int64_t kSize = 1024;
   constexpr int kTries = 10;
   const int64_t threads = NumThreads();
@@ -26,14 +25,14 @@ double SgemmRate() {
   }
   double seconds = 1e30;
   for (int attempt = 0; attempt < kTries; ++attempt) {
-    const Clock::time_point start = Clock::now();
+    const Stopwatch stopwatch;
     ParallelFor(threads, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {  // a GEMM within a task runs inline
         MatMul(AsMatrix<float>(matrices[3 * i], kSize), AsMatrix<float>(matrices[3 * i + 1], kSize),
                AsMatrix<float>(matrices[3 * i + 2], kSize), Into::kAssign);
       }
     });
-    seconds = std::min(seconds, std::chrono::duration<double>(Clock::now() - start).count());
+    seconds = std::min(seconds, stopwatch.Seconds());
   }
   return 2.0 * kSize * kSize * kSize * static_cast<double>(threads) / seconds;
 }

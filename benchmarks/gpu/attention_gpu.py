@@ -9,15 +9,14 @@ rounds, in which they alternate. FLOP: forward 4 * batch * heads * head_dim * (v
 backward 2.5 times that, from (out, dout) to bf16 gradients. Inputs: standard normals, bf16.
 """
 
-import datetime
-import json
-import re
-import statistics
+import math
 import subprocess
 import sys
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
+
+from harness import Words, call_ms, medians, normals, sdpa, turns, write
 
 MILLISECONDS = 15  # of a measurement
 ROUNDS = 3
@@ -38,41 +37,25 @@ class Theirs:
         self.backend = backend
 
     def ms(self, name, batch, seqlen, heads, kv_heads, head_dim, causal):
-        like = lambda n: torch.randn((batch, seqlen, n, head_dim), dtype=torch.bfloat16,
-                                     device="cuda").transpose(1, 2)
-        leaves = [like(n).requires_grad_() for n in (heads, kv_heads, kv_heads)]
-        dout = like(heads)
-
-        def forward():
-            with sdpa_kernel(self.backend):
-                return torch.nn.functional.scaled_dot_product_attention(
-                    *leaves, is_causal=causal, enable_gqa=heads != kv_heads)
-        out = forward()
-        backward = lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        q, k, v, dout = normals(*((batch, seqlen, n, head_dim) for n in (heads, kv_heads, kv_heads, heads)))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        forward = lambda: sdpa(self.backend, *leaves, is_causal=causal)
+        out, grad = forward(), dout.transpose(1, 2)
+        backward = lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
         run = forward if name == "forward" else backward
-
-        def time(runs):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(runs):
-                run()
-            end.record()
-            end.synchronize()
-            return begin.elapsed_time(end) / runs
-        time(1)
-        return time(max(1, int(MILLISECONDS / time(2))))
+        call_ms(run)
+        return call_ms(run, max(1, int(MILLISECONDS / call_ms(run, 2))))
 
 
 def main():
     benchmark = subprocess.Popen([sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                  text=True)
-    options = sys.argv[2:]
-    only = next((x[5:] for x in options if x.startswith("only=")), "")
+    words = Words(sys.argv[2:])
     columns = {"chosen": Ours(benchmark, "chosen"), "sm80": Ours(benchmark, "sm80"),
                "flash2": Theirs(SDPBackend.FLASH_ATTENTION),
                "cudnn": Theirs(SDPBackend.CUDNN_ATTENTION)}
     sizes = [(16, 1024, 16, 16), (2, 8192, 16, 16)]
-    if "quick" not in options:
+    if "quick" not in words:
         sizes += [(1, 16384, 32, 32), (1, 16384, 32, 8)]
     rows = []
     for head_dim in (64, 128, 256):
@@ -83,28 +66,21 @@ def main():
                 for name, factor in (("forward", 1), ("backward", 2.5)):
                     label = (f"D={head_dim} {'causal' if causal else 'full'} {batch} x {seqlen}, "
                              f"{heads}/{kv_heads} heads, {name}")
-                    if not re.search(only, label):
+                    if not words.wants(label):
                         continue
-                    times = {column: [] for column in columns}
-                    for _ in range(ROUNDS):
-                        for column, kernels in columns.items():
-                            try:
-                                times[column].append(kernels.ms(name, batch, seqlen, heads,
-                                                                kv_heads, head_dim, causal))
-                            except RuntimeError as error:  # a backend that does not serve it
-                                times[column] = []
-                    rate = {column: round(factor * flop / (statistics.median(t) * 1e9), 1)
-                            for column, t in times.items() if t}
+
+                    def timed(kernels):
+                        try:
+                            return kernels.ms(name, batch, seqlen, heads, kv_heads, head_dim, causal)
+                        except RuntimeError:  # a backend that does not serve it
+                            return math.nan
+                    times = medians(turns(columns, ROUNDS, timed, warm=0))
+                    rate = {column: round(factor * flop / (ms * 1e9), 1)
+                            for column, ms in times.items() if not math.isnan(ms)}
                     rows.append({"case": label, "tflops": rate})
                     print(f"{label:48}" + "".join(f"{column} {x:6.1f}  "
                                                   for column, x in rate.items()), flush=True)
-    for path in (x for x in options if x.endswith(".json")):
-        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                capture_output=True, text=True).stdout.splitlines()[0]
-        with open(path, "w") as file:
-            json.dump({"date": datetime.date.today().isoformat(), "driver": driver,
-                       "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-                       "rows": rows}, file, indent=1)
+    write(words.path, rows)
 
 
 main()

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "burst/base/philox.h"
-#include "burst/device/cuda.h"
+#include "benchmarks/gpu/gpu_timing.h"
+#include "benchmarks/harness/harness.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/kernels/gpu/flash_attention_gpu.h"
 #include "burst/tensor/tensor.h"
@@ -22,22 +22,8 @@ namespace {
 
 constexpr DeviceType kCuda = DeviceType::kCuda;
 
-// Standard normals, a million of them again and again.
 Tensor Normals(const Shape& shape, uint64_t stream) {
-  static const int64_t kDrawn = 1 << 20;
-  std::vector<float> drawn(kDrawn);
-  for (int64_t i = 0; i < kDrawn; ++i) {
-    const PhiloxCounter bits = Philox(/*key=*/1, stream, i);
-    drawn[i] = static_cast<float>(NormalFromBits(bits[0], bits[1])[0]);
-  }
-  const Tensor source = Tensor::FromVector(drawn, {kDrawn}, kCuda).To(DType::kBFloat16);
-  const Tensor tensor = Tensor::Empty(shape, DType::kBFloat16, kCuda);
-  const Tensor flat = tensor.View({-1});
-  for (int64_t i = 0; i < flat.numel(); i += kDrawn) {
-    const int64_t n = std::min(kDrawn, flat.numel() - i);
-    flat.Slice(0, i, n).CopyFrom(source.Slice(0, 0, n));
-  }
-  return tensor;
+  return RandomForTiming(shape, DType::kBFloat16, kCuda, stream);
 }
 
 struct Request {
@@ -104,26 +90,16 @@ class Problem {
 
 double MeanMs(const Request& request) {
   const Problem problem(request);
-  cudaEvent_t begin, end;
-  BURST_CUDA_CHECK(cudaEventCreate(&begin));
-  BURST_CUDA_CHECK(cudaEventCreate(&end));
+  EventTimer timer;
   const auto time = [&](int64_t runs) {
-    BURST_CUDA_CHECK(cudaEventRecord(begin, cuda::CurrentStream()));
-    for (int64_t i = 0; i < runs; ++i) {
-      request.direction == "forward" ? problem.Forward() : problem.Backward();
-    }
-    BURST_CUDA_CHECK(cudaEventRecord(end, cuda::CurrentStream()));
-    BURST_CUDA_CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    BURST_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-    return static_cast<double>(ms) / runs;
+    return 1e3 * timer.Time([&] {
+      for (int64_t i = 0; i < runs; ++i) {
+        request.direction == "forward" ? problem.Forward() : problem.Backward();
+      }
+    }) / runs;
   };
   time(1);
-  const int64_t runs = std::max<int64_t>(1, static_cast<int64_t>(request.milliseconds / time(2)));
-  const double ms = time(runs);
-  BURST_CUDA_CHECK(cudaEventDestroy(begin));
-  BURST_CUDA_CHECK(cudaEventDestroy(end));
-  return ms;
+  return time(std::max<int64_t>(1, static_cast<int64_t>(request.milliseconds / time(2))));
 }
 
 }  // namespace

@@ -15,13 +15,9 @@ the peers' are not deterministic. Before, every side's results are compared with
 """
 
 import ctypes
-import datetime
-import json
 import os
 import random
 import re
-import statistics
-import subprocess
 import sys
 import time
 
@@ -33,6 +29,7 @@ import numpy as np
 import torch
 
 import sm90_attention as base
+from harness import document_lengths, medians, turns, write
 
 BATCH_SECONDS = 0.03
 LARGEST_DIFFERENCE = 0.02  # relative, of norms; two roundings to bfloat16 make 0.004
@@ -137,31 +134,22 @@ def our_sides(libraries, case, backward):
 def cudnn_side(case, backward):
     if not backward:
         return lambda: base.cudnn_forward(case.q, case.k, case.v, case.scale, case.mask == "causal")
-    leaves = [x.detach().requires_grad_(True) for x in (case.q, case.k, case.v)]
-    result = base.cudnn_forward(*leaves, case.scale, case.mask == "causal")
-    grad = case.dout.transpose(1, 2)
-    return lambda: torch.autograd.grad(result, leaves, grad, retain_graph=True)
+    return base.cudnn_backward(case.q, case.k, case.v, case.dout, case.scale, case.mask == "causal")
 
 
-def medians(functions, seconds_a_call, rounds):
+def seconds(functions, seconds_a_call, rounds):
     """Name -> the median of seconds a call."""
     calls = max(1, min(20, int(BATCH_SECONDS / seconds_a_call)))
-    order = random.Random(0)
-    names = list(functions)
-    seconds = {name: [] for name in names}
-    for i in range(rounds + 1):
-        order.shuffle(names)
-        for name in names:
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(calls):
-                result = functions[name]()
-            if name == "fa3":
-                jax.block_until_ready(result)
-            torch.cuda.synchronize()
-            if i > 0:  # the first round warms up
-                seconds[name].append((time.perf_counter() - start) / calls)
-    return {name: statistics.median(x) for name, x in seconds.items()}
+
+    def timed(function):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            result = function()
+        jax.block_until_ready(result)  # at once, unless it is FlashAttention-3's
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / calls
+    return medians(turns(functions, rounds, timed, order=random.Random(0).shuffle))
 
 
 def measure(case, libraries, backward, rounds):
@@ -186,7 +174,7 @@ def measure(case, libraries, backward, rounds):
     if case.mask in ("full", "causal") and case.dim <= 128:
         functions["cudnn"] = cudnn_side(case, backward)
     flop = case.flop * (2.5 if backward else 1)
-    tflops = {name: flop / s / 1e12 for name, s in medians(functions, flop / 6e14, rounds).items()}
+    tflops = {name: flop / s / 1e12 for name, s in seconds(functions, flop / 6e14, rounds).items()}
     row.update(tflops=tflops, largest_difference_from_fa3=max(differences.values()))
     print(f"{row['pass']:8} {case.label:38} " + "  ".join(
         f"{name} {x:.0f}" + ("" if name == "fa3" else f" ({x / tflops['fa3']:.2f})")
@@ -212,12 +200,7 @@ def all_cases(quick):
             yield Case("short", batch, tokens, 32, 32, 128, mask)
     if quick:
         return
-    documents = []
-    generator = torch.Generator().manual_seed(1)
-    while sum(documents) < 65536:
-        longest = 65536 - sum(documents)
-        documents.append(min(longest, int(512 * 32 ** torch.rand((), generator=generator).item())))
-    yield Case("packed", 1, 65536, 32, 32, 128, "documents", lengths=documents)
+    yield Case("packed", 1, 65536, 32, 32, 128, "documents", lengths=document_lengths(65536))
     yield Case("window", 1, 65536, 32, 32, 128, "window", window=4096)
 
 
@@ -256,14 +239,7 @@ def main():
         case.allocate()
         for backward in passes:
             rows.append(measure(case, kernels, backward, rounds))
-    if path:
-        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        result = {"date": datetime.date.today().isoformat(),
-                  "gpu": subprocess.run(query, capture_output=True, text=True,
-                                        check=True).stdout.splitlines()[0],
-                  "torch": torch.__version__, "jax": jax.__version__, "rounds": rounds, "rows": rows}
-        with open(path, "w") as file:
-            json.dump(result, file, indent=1)
+    write(path, rows, jax=jax.__version__, rounds=rounds)
 
 
 if __name__ == "__main__":

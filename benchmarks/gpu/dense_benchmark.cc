@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "benchmarks/gpu/gpu_timing.h"
+#include "benchmarks/harness/harness.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/check.h"
 #include "burst/device/cuda.h"
@@ -30,7 +31,7 @@ namespace {
 constexpr DType kBf16 = DType::kBFloat16, kF32 = DType::kFloat32;
 
 Tensor Numbers(const Shape& shape, double deviation) {
-  return NormalOnGpu(shape, kBf16, deviation);
+  return RandomForTiming(shape, kBf16, DeviceType::kCuda, /*stream=*/0, deviation);
 }
 
 Variable Parameter(const Shape& shape) {

@@ -9,14 +9,13 @@ computed in float64 otherwise: one scale for a whole tensor, and one for every 1
 latter, and first spreads every channel of Q and K over all by an orthogonal matrix.
 """
 
-import datetime
-import json
 import math
 import sys
 
 import torch
 
 import sm90_attention as base
+from harness import queued_ms, write
 
 E4M3_MAX = 448.0
 HEAD_DIM = 128
@@ -122,12 +121,12 @@ def bench(kernels):
         flop = 4 * base.visible_pairs(q, k, ranges) * heads * HEAD_DIM
         outs = [torch.empty_like(q) for _ in range(2)]
         lse = torch.empty((batch, heads, length), device="cuda")
-        times = base.time_ms(
-            [lambda: kernels.forward(q, k, v, scale, ranges, outs[0], lse, True),
-             lambda: kernels.forward(q, k, v, scale, ranges, outs[1], lse),
-             lambda: base.cudnn_forward(q, k, v, scale, mask == "causal")],
+        times = queued_ms(
+            {"fp8": lambda: kernels.forward(q, k, v, scale, ranges, outs[0], lse, True),
+             "bf16": lambda: kernels.forward(q, k, v, scale, ranges, outs[1], lse),
+             "cudnn": lambda: base.cudnn_forward(q, k, v, scale, mask == "causal")},
             max(5, min(30, int(0.15 / (flop / 8e14)))))
-        fp8, bf16, cudnn = (flop / ms / 1e9 for ms in times)
+        fp8, bf16, cudnn = (flop / ms / 1e9 for ms in times.values())
         rows.append({"batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads, "mask": mask,
                      "fp8_tflops": fp8, "bfloat16_tflops": bf16, "cudnn_tflops": cudnn})
         print(f"{batch:2} x {length:5} {heads}/{kv_heads} {mask:7} {fp8:6.0f} | {bf16:6.0f} ({fp8 / bf16:.2f}) "
@@ -140,10 +139,7 @@ def main():
         sys.exit(__doc__)
     kernels = base.Kernels(sys.argv[1])
     rows = errors(kernels) if sys.argv[2] == "errors" else bench(kernels)
-    if len(sys.argv) > 3:
-        with open(sys.argv[3], "w") as file:
-            json.dump({"date": str(datetime.date.today()), "gpu": torch.cuda.get_device_name(),
-                       sys.argv[2]: rows}, file, indent=1)
+    write(sys.argv[3] if len(sys.argv) > 3 else None, rows, what=sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -1,32 +1,11 @@
-// Functions that benchmarks of one GPU share: numbers to work on, and the time of queued work.
+// The time of work that is queued on a GPU.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <functional>
 
-#include "burst/base/philox.h"
 #include "burst/device/cuda.h"
-#include "burst/tensor/tensor.h"
 
 namespace burst {
-
-// Normal numbers with the given standard deviation, repeated after 65,536, on the GPU.
-inline Tensor NormalOnGpu(const Shape& shape, DType dtype, double deviation = 1) {
-  const Tensor block = Tensor::Empty({1 << 16}, DType::kFloat32);
-  for (int64_t i = 0; i < block.numel(); ++i) {
-    const PhiloxCounter bits = Philox(1, 2, i);
-    block.data<float>()[i] = static_cast<float>(deviation * NormalFromBits(bits[0], bits[1])[0]);
-  }
-  const Tensor source = block.To(dtype).To(DeviceType::kCuda);
-  const Tensor result = Tensor::Empty(shape, dtype, DeviceType::kCuda);
-  const Tensor flat = result.View({result.numel()});
-  for (int64_t at = 0; at < flat.numel(); at += source.numel()) {
-    const int64_t size = std::min(source.numel(), flat.numel() - at);
-    flat.Slice(0, at, size).CopyFrom(source.Slice(0, 0, size));
-  }
-  return result;
-}
 
 class EventTimer {
  public:

@@ -8,7 +8,6 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +15,9 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "benchmarks/harness/harness.h"
 #include "burst/base/check.h"
+#include "burst/base/print_error.h"
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/gpu/gpu_communicator.h"
@@ -30,12 +31,6 @@ namespace {
 
 #define NCCL_CHECK(call) BURST_CHECK_EQ(call, ncclSuccess)
 
-using std::chrono::steady_clock;
-
-double Seconds(steady_clock::time_point start) {
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
-
 struct Time {
   double seconds = 0;       // of a step
   double host_seconds = 0;  // until the host had it queued
@@ -48,13 +43,13 @@ absl::StatusOr<Time> Measure(Communicator& comm, int64_t bytes, Step step) {
   for (int i = 0; i < 3; ++i) BURST_RETURN_IF_ERROR(step());
   SynchronizeDevice(DeviceType::kCuda);
   BURST_RETURN_IF_ERROR(comm.Barrier());
-  const auto start = steady_clock::now();
+  const Stopwatch stopwatch;
   for (int i = 0; i < steps; ++i) BURST_RETURN_IF_ERROR(step());
   Time time;
-  time.host_seconds = Seconds(start) / steps;
+  time.host_seconds = stopwatch.Seconds() / steps;
   SynchronizeDevice(DeviceType::kCuda);
   BURST_RETURN_IF_ERROR(comm.Barrier());
-  time.seconds = Seconds(start) / steps;
+  time.seconds = stopwatch.Seconds() / steps;
   return time;
 }
 
@@ -70,11 +65,11 @@ absl::Status Run(Communicator& comm) {
   const bool prints = comm.rank() == 0;
 
   const double before = FreeMiB();
-  const auto start = steady_clock::now();
+  const Stopwatch stopwatch;
   BURST_ASSIGN_OR_RETURN(const auto group, comm.Split(0, comm.rank()));
   if (prints) {
     std::printf("%d ranks; a group of them takes %.2f s and %.0f MiB of each GPU\n", ranks,
-                Seconds(start), before - FreeMiB());
+                stopwatch.Seconds(), before - FreeMiB());
   }
   ncclUniqueId id;
   if (comm.rank() == 0) {
@@ -168,7 +163,6 @@ absl::Status Main() {
 
 int main() {
   const absl::Status status = burst::Main();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
-  return 1;
+  if (!status.ok()) burst::PrintError(status);
+  return status.ok() ? 0 : 1;
 }

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "benchmarks/gpu/gpu_timing.h"
+#include "benchmarks/harness/harness.h"
+#include "burst/base/philox.h"
 #include "burst/device/cuda.h"
 #include "burst/tensor/tensor.h"
 #include "model/ops/cuda/kernels.h"
@@ -53,7 +55,9 @@ double CopyRate() {
   return rate;
 }
 
-Tensor Numbers(const Shape& shape, DType dtype = kBf16) { return NormalOnGpu(shape, dtype); }
+Tensor Numbers(const Shape& shape, DType dtype = kBf16) {
+  return RandomForTiming(shape, dtype, DeviceType::kCuda, /*stream=*/0);
+}
 
 Tensor Empty(const Shape& shape, DType dtype = kBf16) {
   return Tensor::Empty(shape, dtype, DeviceType::kCuda);

@@ -13,6 +13,7 @@ too. Medians of GPU times, the slowest rank's.
 import contextlib
 import json
 import os
+import statistics
 import sys
 import time
 
@@ -21,29 +22,13 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import burst
+from harness import AHEAD, medians, normals, slowest_rank_ms, turns, write
 
 HEADS, HEAD_DIM = 32, 128
 
 
-def milliseconds(functions, repeats):
-    """Medians by name, the functions in turns, each after all ranks have come. The GPU is then busy for
-    some 10 ms, in which the host gets ahead of it, as it is in training."""
-    times = {name: [] for name in functions}
-    for i in range(repeats + 1):
-        for name, function in functions.items():
-            dist.barrier()
-            torch.cuda.synchronize()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(20_000_000)
-            begin.record()
-            function()
-            end.record()
-            torch.cuda.synchronize()
-            slowest = torch.tensor([begin.elapsed_time(end)], device="cuda")
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            if i > 0:
-                times[name].append(slowest.item())
-    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+def milliseconds(sides, repeats, calls=1):
+    return medians(turns(sides, repeats, lambda side: slowest_rank_ms(side, calls)))
 
 
 def peers():
@@ -98,7 +83,7 @@ def ring_beside(torchs, group, seqlen, causal, repeats):
     """torchs: name: function as cudnn()."""
     ranks = dist.get_world_size()
     shape = (1, seqlen // ranks, HEADS, HEAD_DIM)
-    tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    tensors = normals(*[shape] * 4)
     heads_first = [x.transpose(1, 2).contiguous() for x in tensors] if torchs else []
     for x in (*tensors[:3], *heads_first[:3]):
         x.requires_grad_()
@@ -145,7 +130,7 @@ def ring_beside(torchs, group, seqlen, causal, repeats):
 
 def one_gpu(batch, seqlen, heads, head_dim, causal, repeats):
     shape = (batch, seqlen, heads, head_dim)
-    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    q, k, v, dout = normals(*[shape] * 4)
     for x in (q, k, v):
         x.requires_grad_()
 
@@ -160,29 +145,25 @@ def one_gpu(batch, seqlen, heads, head_dim, causal, repeats):
     def forward(side):
         def run():
             with torch.no_grad():
-                for _ in range(10):
-                    side()
+                side()
         return run
 
     def both(side):
-        def run():
-            for _ in range(10):
-                torch.autograd.grad(side(), (q, k, v), dout)
-        return run
+        return lambda: torch.autograd.grad(side(), (q, k, v), dout)
 
     flops = 4 * batch * seqlen * seqlen * heads * head_dim / (2 if causal else 1)
     result = {"case": "one GPU", "shape": shape, "causal": causal}
     for what, wrap, factor in (("forward", forward, 1), ("both", both, 3.5)):
-        times = milliseconds({name: wrap(side) for name, side in sides.items()}, repeats)
-        result[what + "_ms"] = {name: ms / 10 for name, ms in times.items()}
-        result[what + "_tflops"] = {name: factor * flops / ms * 10 / 1e9 for name, ms in times.items()}
+        times = milliseconds({name: wrap(side) for name, side in sides.items()}, repeats, calls=10)
+        result[what + "_ms"] = times
+        result[what + "_tflops"] = {name: factor * flops / ms / 1e9 for name, ms in times.items()}
     return result
 
 
 def host(group, ranks):
     """Microseconds of the host for a call, the GPU being busy with something else."""
     shape = (1, 2048, 8, 128)
-    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    q, k, v, dout = normals(*[shape] * 4)
     for x in (q, k, v):
         x.requires_grad_()
     result = {"case": "host time of a call, microseconds", "ranks": ranks}
@@ -193,12 +174,12 @@ def host(group, ranks):
         for _ in range(20):
             dist.barrier()
             torch.cuda.synchronize()
-            torch.cuda._sleep(20_000_000)  # some 10 ms
+            torch.cuda._sleep(AHEAD)
             begin = time.perf_counter()
             for _ in range(calls):
                 function()
             times.append(1e6 * (time.perf_counter() - begin) / calls)
-        return sorted(times)[len(times) // 2]
+        return statistics.median(times)
 
     def forward():
         with torch.no_grad():
@@ -233,10 +214,7 @@ def main():
     for seqlen in [int(n) for n in options.get("seqlens", "4096,32768").split(",")]:
         for causal in (False, True):
             add(ring(group, seqlen, causal, int(options.get("repeats", 5))))
-    if rank == 0 and "out" in options:
-        with open(options["out"], "w") as file:
-            json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-                       "date": time.strftime("%Y-%m-%d"), "rows": rows}, file, indent=1)
+    write(options.get("out") if rank == 0 else None, rows)
     burst.disconnect()
     dist.destroy_process_group()
 

@@ -19,6 +19,7 @@ import torch._functorch.config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import burst
+from harness import call_ms, medians, turns, write
 
 HEADS = 32
 torch._functorch.config.donated_buffer = False  # the timed backward is called again and again
@@ -73,22 +74,8 @@ def masks(n, sparse_only=False):
     return made
 
 
-def milliseconds(functions, repeats, calls=4):
-    """Medians by name, the functions in turns, `calls` of each in a row: the GPU does not wait for the
-    host."""
-    times = {name: [] for name in functions}
-    for i in range(repeats + 1):
-        for name, function in functions.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            torch.cuda.synchronize()
-            if i > 0:
-                times[name].append(begin.elapsed_time(end) / calls)
-    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+def milliseconds(sides, repeats):
+    return medians(turns(sides, repeats, lambda side: call_ms(side, calls=4)))
 
 
 def inputs(n, head_dim):
@@ -187,10 +174,7 @@ def main():
                     row["error"] = error(small[name][0], 2048, head_dim)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file,
-                      indent=1)
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -15,36 +15,18 @@ import argparse
 import json
 import os
 import random
-import time
 
 import torch
 import torch.distributed as dist
 
 import burst
+from harness import medians, normals, slowest_rank_ms, turns, write
 
 HEAD_DIM = 128
 
 
-def milliseconds(functions, repeats):
-    """Medians by name, the functions in turns, four calls of each in a row after all ranks have come:
-    the GPUs do not wait for the hosts."""
-    times = {name: [] for name in functions}
-    for i in range(repeats + 1):
-        for name, function in functions.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            dist.barrier()
-            torch.cuda._sleep(20_000_000)  # some 10 ms, in which the hosts come up
-            begin.record()
-            for _ in range(4):
-                function()
-            end.record()
-            torch.cuda.synchronize()
-            slowest = torch.tensor([begin.elapsed_time(end) / 4], device="cuda")
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            if i > 0:
-                times[name].append(slowest.item())
-    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+def milliseconds(sides, repeats):
+    return medians(turns(sides, repeats, lambda side: slowest_rank_ms(side, calls=4)))
 
 
 def long_tailed(seqlen, longest):
@@ -57,8 +39,7 @@ def long_tailed(seqlen, longest):
 
 
 def tensors_of(tokens, heads, kv_heads):
-    shapes = [(1, tokens, h, HEAD_DIM) for h in (heads, kv_heads, kv_heads, heads)]
-    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    q, k, v, dout = normals(*((1, tokens, h, HEAD_DIM) for h in (heads, kv_heads, kv_heads, heads)))
     return [x.requires_grad_() for x in (q, k, v)], dout
 
 
@@ -151,10 +132,7 @@ def main():
             rows.append(blocks_row(group, tokens, size, options.repeats))
             if rank == 0:
                 print(json.dumps(rows[-1]), flush=True)
-    if rank == 0 and options.out:
-        with open(options.out, "w") as file:
-            json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-                       "date": time.strftime("%Y-%m-%d"), "rows": rows}, file, indent=1)
+    write(options.out if rank == 0 else None, rows)
     burst.disconnect()
     dist.destroy_process_group()
 

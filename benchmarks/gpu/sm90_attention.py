@@ -16,19 +16,16 @@ Times: CUDA events, median. Ours and cuDNN's runs alternate. The backward includ
 """
 
 import ctypes
-import datetime
-import json
 import math
-import re
-import statistics
-import subprocess
 import sys
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.bias import causal_lower_right
 
-PATTERN = ""  # only benchmarks whose label has a match
+from harness import Words, document_lengths, queued_ms, sdpa, write
+
+WORDS = Words(sys.argv[3:])
 DTYPE = torch.bfloat16
 
 
@@ -233,10 +230,14 @@ def reference(q, k, v, scale, ranges, dout=None, dlse=None):
 
 
 def cudnn_forward(q, k, v, scale, is_causal):
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=is_causal,
-            scale=scale, enable_gqa=q.shape[2] != k.shape[2])
+    return sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, is_causal=is_causal, scale=scale)
+
+
+def cudnn_backward(q, k, v, dout, scale, is_causal):
+    """A function that computes the gradients of cudnn_forward."""
+    leaves = [x.detach().requires_grad_(True) for x in (q, k, v)]
+    out, grad = cudnn_forward(*leaves, scale, is_causal), dout.transpose(1, 2)
+    return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
 
 def max_error(value, expected):
@@ -362,28 +363,10 @@ def check(kernels, backward=True):
     return rows, failed
 
 
-def time_ms(functions, repeats):
-    """Medians of the functions' times, their runs alternating."""
-    for function in functions:
-        for _ in range(3):
-            function()
-    events = [[(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-               for _ in range(repeats)] for _ in functions]
-    torch.cuda.synchronize()
-    torch.cuda._sleep(20_000_000)  # about 10 ms, in which the host gets ahead of the device
-    for i in range(repeats):
-        for function, pairs in zip(functions, events):
-            pairs[i][0].record()
-            function()
-            pairs[i][1].record()
-    torch.cuda.synchronize()
-    return [statistics.median(a.elapsed_time(b) for a, b in pairs) for pairs in events]
-
-
 def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges, backward,
                deterministic=False):
     label = f"{name} {length} {heads}/{kv_heads} D{dim} {mask}"
-    if not re.search(PATTERN, label):
+    if not WORDS.wants(label):
         return {}
     q, k, v, dout = make(batch, length, length, heads, kv_heads, dim, 1.0)
     scale = dim ** -0.5
@@ -393,53 +376,52 @@ def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges,
     compare = mask in ("full", "causal") and dim <= 128
     # Cold clocks and throttling meet both alike.
     repeats = max(5, min(30, int(0.15 / (flop / 5e14))))
-    functions = [lambda: kernels.forward(q, k, v, scale, ranges, out, lse)]
+    sides = {"ours": lambda: kernels.forward(q, k, v, scale, ranges, out, lse)}
     if compare:
-        functions.append(lambda: cudnn_forward(q, k, v, scale, mask == "causal"))
+        sides["peer"] = lambda: cudnn_forward(q, k, v, scale, mask == "causal")
         if dim == 128 and name == "long":  # the limit, under the same power and heat
-            a, b = (torch.randn((8192, 8192), device="cuda").to(DTYPE) for _ in range(2))
-            functions.append(lambda: a @ b)
+            sides["matmul"] = matmul()
     else:  # our own causal kernel; its time per attended pair is the yardstick of the other masks
         other = causal(length, length)
         other_flop = 4 * visible_pairs(q, k, other) * heads * dim
         other_out, other_lse = torch.empty_like(out), torch.empty_like(lse)
-        functions.append(lambda: kernels.forward(q, k, v, scale, other, other_out, other_lse))
-    times = time_ms(functions, repeats)
+        sides["peer"] = lambda: kernels.forward(q, k, v, scale, other, other_out, other_lse)
+    times = queued_ms(sides, repeats)
     row = {"case": name, "batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads,
-           "dim": dim, "mask": mask, "fwd_ms": times[0], "fwd_tflops": flop / times[0] / 1e9}
+           "dim": dim, "mask": mask, "fwd_ms": times["ours"], "fwd_tflops": flop / times["ours"] / 1e9}
     if compare:
-        row["cudnn_fwd_tflops"] = flop / times[1] / 1e9
-        row["fwd_ratio"] = times[1] / times[0]
-        if len(times) > 2:
-            row["cublas_tflops"] = 2 * 8192 ** 3 / times[2] / 1e9
+        row["cudnn_fwd_tflops"] = flop / times["peer"] / 1e9
+        row["fwd_ratio"] = times["peer"] / times["ours"]
+        if "matmul" in times:
+            row["cublas_tflops"] = MATMUL_FLOP / times["matmul"] / 1e9
             row["fwd_of_cublas"] = row["fwd_tflops"] / row["cublas_tflops"]
     else:
-        row["fwd_time_per_pair"] = (times[0] / flop) / (times[1] / other_flop)
+        row["fwd_time_per_pair"] = (times["ours"] / flop) / (times["peer"] / other_flop)
     if backward:
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         delta = torch.empty_like(lse)
-        functions = [lambda: kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv,
-                                              delta)]
+
+        def ours(deterministic):
+            return lambda: kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta,
+                                            deterministic=deterministic)
+
+        sides = {"ours": ours(False)}
         if compare:
-            leaves = [x.detach().requires_grad_(True) for x in (q, k, v)]
-            result = cudnn_forward(*leaves, scale, mask == "causal")
-            grad = dout.transpose(1, 2)
-            functions.append(lambda: torch.autograd.grad(result, leaves, grad, retain_graph=True))
+            sides["peer"] = cudnn_backward(q, k, v, dout, scale, mask == "causal")
         else:
-            functions.append(lambda: kernels.backward(q, k, v, scale, other, other_out, other_lse,
-                                                      dout, dq, dk, dv, delta))
+            sides["peer"] = lambda: kernels.backward(q, k, v, scale, other, other_out, other_lse, dout, dq,
+                                                     dk, dv, delta)
         if deterministic:
-            functions.append(lambda: kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk,
-                                                      dv, delta, deterministic=True))
-        times = time_ms(functions, max(4, repeats // 2))
-        row["bwd_ms"], row["bwd_tflops"] = times[0], 2.5 * flop / times[0] / 1e9
+            sides["deterministic"] = ours(True)
+        times = queued_ms(sides, max(4, repeats // 2))
+        row["bwd_ms"], row["bwd_tflops"] = times["ours"], 2.5 * flop / times["ours"] / 1e9
         if compare:
-            row["cudnn_bwd_tflops"] = 2.5 * flop / times[1] / 1e9
-            row["bwd_ratio"] = times[1] / times[0]
+            row["cudnn_bwd_tflops"] = 2.5 * flop / times["peer"] / 1e9
+            row["bwd_ratio"] = times["peer"] / times["ours"]
         else:
-            row["bwd_time_per_pair"] = (times[0] / flop) / (times[1] / other_flop)
+            row["bwd_time_per_pair"] = (times["ours"] / flop) / (times["peer"] / other_flop)
         if deterministic:
-            row["deterministic_cost"] = times[-1] / times[0] - 1
+            row["deterministic_cost"] = times["deterministic"] / times["ours"] - 1
     def column(key, form):
         return form.format(row[key]) if key in row else "      -"
     print(f"{name:10} b{batch:<3}{length:6} {heads}/{kv_heads:<2} D{dim:<4}{mask:10} "
@@ -452,45 +434,36 @@ def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges,
     return row
 
 
-def matmul_tflops():
+MATMUL_FLOP = 2 * 8192 ** 3
+
+
+def matmul():
     a, b = (torch.randn((8192, 8192), device="cuda").to(DTYPE) for _ in range(2))
-    ms, = time_ms([lambda: a @ b], 20)
-    return 2 * 8192 ** 3 / ms / 1e9
+    return lambda: a @ b
 
 
 def bench(kernels, backward=True, quick=False):
-    rows = [{"case": "cublas 8192", "tflops": matmul_tflops()}]
+    rows = [{"case": "cublas 8192",
+             "tflops": MATMUL_FLOP / queued_ms({"matmul": matmul()}, 20)["matmul"] / 1e9}]
     print(f"cuBLAS 8192^3: {rows[0]['tflops']:.1f} TFLOP/s")
     print("                                            ours  cuDNN  ratio        ours  cuDNN  ratio")
-    lengths = (8192, 16384) if quick else (8192, 16384, 32768, 65536)
-    for dim in (128, 64):
-        for mask in ("full", "causal"):
-            for length in lengths:
-                ranges = causal(length, length) if mask == "causal" else None
-                rows.append(bench_case(kernels, "long", 1, length, 32, 32, dim, mask, ranges, backward,
-                                       backward and length == 16384))
-    for dim in (96, 192, 256):
-        for mask in ("full", "causal"):
-            ranges = causal(16384, 16384) if mask == "causal" else None
-            rows.append(bench_case(kernels, "wide", 1, 16384, 16, 16, dim, mask, ranges, backward,
-                                   backward))
-    for mask in ("full", "causal"):
-        ranges = causal(16384, 16384) if mask == "causal" else None
-        rows.append(bench_case(kernels, "gqa", 1, 16384, 64, 8, 128, mask, ranges, backward))
-    for length in (512, 2048):
-        for mask in ("full", "causal"):
-            ranges = causal(length, length) if mask == "causal" else None
-            rows.append(bench_case(kernels, "short", 16, length, 32, 32, 128, mask, ranges, backward))
+    cases = [("long", 1, length, 32, 32, dim, mask, length == 16384) for dim in (128, 64)
+             for mask in ("full", "causal")
+             for length in ((8192, 16384) if quick else (8192, 16384, 32768, 65536))]
+    cases += [("wide", 1, 16384, 16, 16, dim, mask, True) for dim in (96, 192, 256)
+              for mask in ("full", "causal")]
+    cases += [("gqa", 1, 16384, 64, 8, 128, mask, False) for mask in ("full", "causal")]
+    cases += [("short", 16, length, 32, 32, 128, mask, False) for length in (512, 2048)
+              for mask in ("full", "causal")]
     if not quick:
-        rows.append(bench_case(kernels, "window", 1, 65536, 32, 32, 128, "window",
-                               window(65536, 65536, 4096), backward))
-        lengths = []
-        generator = torch.Generator().manual_seed(1)
-        while sum(lengths) < 65536:
-            longest = 65536 - sum(lengths)
-            lengths.append(min(longest, int(512 * 32 ** torch.rand((), generator=generator).item())))
-        rows.append(bench_case(kernels, "packed", 1, 65536, 32, 32, 128, "documents",
-                               documents(lengths), backward))
+        cases += [("window", 1, 65536, 32, 32, 128, "window", False),
+                  ("packed", 1, 65536, 32, 32, 128, "documents", False)]
+    for name, batch, length, heads, kv_heads, dim, mask, deterministic in cases:
+        ranges = {"full": lambda: None, "causal": lambda: causal(length, length),
+                  "window": lambda: window(length, length, 4096),
+                  "documents": lambda: documents(document_lengths(length))}[mask]()
+        rows.append(bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges, backward,
+                               backward and deterministic))
     return rows
 
 
@@ -499,7 +472,7 @@ def bench(kernels, backward=True, quick=False):
 def decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim):
     """Bytes/s: those of K and V, read once; of a copy of as many bytes, those read and those written."""
     label = f"b{batch} {q_len}x{k_len} {heads}/{kv_heads} D{dim}"
-    if not re.search(PATTERN, label):
+    if not WORDS.wants(label):
         return {}
     q, k, v, _ = make(batch, q_len, k_len, heads, kv_heads, dim, 1.0)
     ranges = causal(q_len, k_len) if q_len > 1 else None
@@ -515,10 +488,8 @@ def decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim):
         masks = {SDPBackend.CUDNN_ATTENTION: torch.arange(k_len, device="cuda")[None] < ranges[1][:, None],
                  SDPBackend.FLASH_ATTENTION: causal_lower_right(q_len, k_len)}
     def peer(backend):
-        with sdpa_kernel(backend), torch.no_grad():
-            return torch.nn.functional.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=masks[backend],
-                scale=scale, enable_gqa=heads != kv_heads)
+        with torch.no_grad():
+            return sdpa(backend, q, k, v, attn_mask=masks[backend], scale=scale)
     for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash2", SDPBackend.FLASH_ATTENTION)):
         try:
             expected = peer(backend).transpose(1, 2)
@@ -528,7 +499,7 @@ def decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim):
         kernels.forward(q, k, v, scale, ranges, out, lse)
         error = (out.float() - expected.float()).norm() / expected.float().norm()
         assert error < 0.01, f"{label}: {name} computes something else: {error}"
-    times = dict(zip(functions, time_ms(list(functions.values()), 15)))
+    times = queued_ms(functions, 15)
     row = {"case": "decode", "batch": batch, "q_len": q_len, "k_len": k_len, "heads": heads,
            "kv_heads": kv_heads, "dim": dim}
     for name, ms in times.items():
@@ -558,32 +529,18 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     kernels = Kernels(sys.argv[1])
     mode = sys.argv[2]
-    options = sys.argv[3:]
-    global PATTERN, DTYPE
-    if "float16" in options:
+    global DTYPE
+    if "float16" in WORDS:
         DTYPE = torch.float16
-    for option in options:
-        if option.startswith("only="):
-            PATTERN = option[5:]
-    backward = "forward" not in options
-    results = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "gpu": torch.cuda.get_device_name(),
-        "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                 capture_output=True, text=True).stdout.strip(),
-        "dtype": str(DTYPE), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    backward = "forward" not in WORDS
     failed = 0
     if mode == "check":
-        results["rows"], failed = check(kernels, backward)
+        rows, failed = check(kernels, backward)
     elif mode == "decode":
-        results["rows"] = decode(kernels)
+        rows = decode(kernels)
     else:
-        results["rows"] = bench(kernels, backward, "quick" in options)
-    results["rows"] = [row for row in results["rows"] if row]
-    for option in options:
-        if option.endswith(".json"):
-            with open(option, "w") as file:
-                json.dump(results, file, indent=1)
+        rows = bench(kernels, backward, "quick" in WORDS)
+    write(WORDS.path, [row for row in rows if row], dtype=str(DTYPE), cudnn=torch.backends.cudnn.version())
     sys.exit(1 if failed else 0)
 
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "benchmarks/harness/harness.h"
 #include "benchmarks/scaling/quiet_communicator.h"
 #include "benchmarks/scaling/ranks.h"
 #include "benchmarks/scaling/tensor_parallel_layer.h"
@@ -183,9 +184,7 @@ absl::StatusOr<double> Slowest(const std::vector<AttentionTimes>& own, double At
     BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm.AllGather(repetition.*time));
     slowest.push_back(*std::max_element(all.begin(), all.end()));
   }
-  if (slowest.empty()) return 0.0;
-  std::sort(slowest.begin(), slowest.end());
-  return slowest[(slowest.size() - 1) / 2];
+  return slowest.empty() ? 0.0 : Median(std::move(slowest));
 }
 
 absl::StatusOr<AttentionTimes> Slowest(const std::vector<AttentionTimes>& own, Communicator& comm) {

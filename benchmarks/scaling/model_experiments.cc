@@ -1,15 +1,13 @@
 #include "benchmarks/scaling/model_experiments.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "benchmarks/harness/harness.h"
 #include "benchmarks/scaling/ranks.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
@@ -133,12 +131,6 @@ SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
   return prompt;
 }
 
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size()) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 struct Prefill {
   double seconds = 0;  // the median of the repeats
   double peak_mib = 0;
@@ -252,20 +244,6 @@ absl::Status MeasureTraining(const TrainingSetup& setup, Communicator& comm, Tra
   result->val_loss = *val_loss;
   return absl::OkStatus();
 }
-
-// A folder for the runs, gone at the end.
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / absl::StrCat("scaling_", getpid())) {}
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string Run(size_t number) const { return path_ / absl::StrCat(number); }
-
- private:
-  const std::filesystem::path path_;
-};
 
 double LargestDifference(const std::vector<double>& losses, const std::vector<double>& reference) {
   double largest = 0;
@@ -384,12 +362,12 @@ std::vector<ReportColumn> TrainingColumns() {
 absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
   std::vector<ReportRow> rows;
-  const Folder folder;
+  const TemporaryFolder folder;
   std::vector<double> reference;
   int64_t batch = 0, seqlen = 0;  // of the reference
   for (const Case& c : Cases(options)) {
     BURST_ASSIGN_OR_RETURN(const ResolvedConfig config,
-                           ConfigOf(options, c, folder.Run(rows.size())));
+                           ConfigOf(options, c, folder / absl::StrCat(rows.size())));
     BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
     std::vector<Training> measured(c.ranks);
     BURST_RETURN_IF_ERROR(RunRanksInProcess(config, [&](Communicator& comm) {

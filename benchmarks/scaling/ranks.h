@@ -1,14 +1,11 @@
-// Ranks, inputs and clocks of the experiments.
+// Ranks of the experiments.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <functional>
 
 #include "absl/status/status.h"
 #include "burst/comm/communicator.h"
 #include "burst/device/device.h"
-#include "burst/tensor/tensor.h"
 
 namespace burst {
 
@@ -19,19 +16,5 @@ namespace burst {
 absl::Status RunBenchmarkRanks(DeviceType device, int ranks, int threads, bool share_gpus,
                                Communicator* processes,
                                const std::function<absl::Status(Communicator&)>& body);
-
-// Standard normal numbers by (stream, element), repeated after some millions, which time cannot
-// tell from more. On the device of the calling thread.
-Tensor RandomForTiming(const Shape& shape, DType dtype, DeviceType device, uint64_t stream);
-
-class Stopwatch {
- public:
-  double Seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 }  // namespace burst

@@ -12,27 +12,23 @@
 // Counters: val_loss after the last step, best_val_loss of an evaluation every 250; steps/s.
 
 #include <benchmark/benchmark.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "burst/base/parallel.h"
+#include "benchmarks/harness/harness.h"
+#include "benchmarks/train/prepare_here.h"
 #include "burst/base/status.h"
 #include "burst/device/device.h"
 #include "train/config/config.h"
 #include "train/run/launch.h"
-#include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {
 namespace {
-
-namespace fs = std::filesystem;
 
 std::string* data_path = new std::string;
 
@@ -44,12 +40,8 @@ struct Outcome {
 };
 
 absl::Status Train(const TrainConfig& options, Outcome* outcome) {
-  Launch launch;
-  launch.cores = NumCores();
-  launch.gpus = CudaDeviceCount();
-  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
-  BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
-  return RunRanksInProcess(config, [&](Communicator& comm) -> absl::Status {
+  BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareHere(options));
+  return RunRanksInProcess(setup.config, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
     for (int64_t step = 1; step <= options.steps; ++step) {
       const bool evaluate = step % kEvalEvery == 0 || step == options.steps;
@@ -67,14 +59,13 @@ void Convergence(benchmark::State& state, TrainConfig options) {
   options.eval_every = kEvalEvery;
   options.eval_batches = 0;  // all of the validation data
   options.checkpoint_every = 0;
-  options.out = fs::temp_directory_path() / absl::StrCat("burst_convergence_", getpid());
+  const TemporaryFolder folder;
+  options.out = folder / "run";
   Outcome outcome;
   for (auto _ : state) {
     const absl::Status status = Train(options, &outcome);
     if (!status.ok()) return state.SkipWithError(status.ToString().c_str());
   }
-  std::error_code ignored;
-  fs::remove_all(options.out, ignored);
   state.counters["val_loss"] = outcome.last;
   state.counters["best_val_loss"] = outcome.best;
   state.counters["steps/s"] = benchmark::Counter(

@@ -6,24 +6,23 @@
 //
 // Each row is the median of kSteps steps. On a machine that has other work it is too large: that
 // makes one stage slower for a moment, and others wait for it.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "benchmarks/harness/harness.h"
+#include "benchmarks/train/prepare_here.h"
 #include "burst/base/parallel.h"
+#include "burst/base/print_error.h"
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
 #include "train/config/config.h"
 #include "train/pipeline/schedule.h"
 #include "train/run/launch.h"
-#include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {
@@ -50,12 +49,9 @@ absl::StatusOr<double> MeasuredBubble(const PipelineShape& shape, const std::str
   options.pp_chunks = shape.chunks;
   options.accumulate = shape.micro_batches;
   options.out = absl::StrCat(data, ".run");
-  Launch launch;
-  launch.cores = NumCores();
-  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
-  BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
+  BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareHere(options));
   std::vector<double> bubbles;
-  BURST_RETURN_IF_ERROR(RunRanksInProcess(config, [&](Communicator& comm) -> absl::Status {
+  BURST_RETURN_IF_ERROR(RunRanksInProcess(setup.config, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
     for (int step = 0; step <= kSteps; ++step) {  // the first one warms up
       BURST_ASSIGN_OR_RETURN(const StepMetrics metrics, trainer->Step(step));
@@ -63,12 +59,12 @@ absl::StatusOr<double> MeasuredBubble(const PipelineShape& shape, const std::str
     }
     return absl::OkStatus();
   }));
-  std::nth_element(bubbles.begin(), bubbles.begin() + kSteps / 2, bubbles.end());
-  return bubbles[kSteps / 2];
+  return Median(std::move(bubbles));
 }
 
-absl::Status Run(const std::string& folder) {
-  const std::string data = folder + "/text.txt";
+absl::Status Run() {
+  const TemporaryFolder folder;
+  const std::string data = folder / "text.txt";
   std::ofstream text(data);
   for (int i = 0; i < 20000; ++i) text << i * 7919 % 10007 << " ";
   text.close();
@@ -87,18 +83,11 @@ absl::Status Run(const std::string& folder) {
   return absl::OkStatus();
 }
 
-int Main() {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path() / absl::StrCat("burst_pipeline_", getpid());
-  fs::create_directories(folder);
-  const absl::Status status = Run(folder);
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
-}
-
 }  // namespace
 }  // namespace burst
 
-int main() { return burst::Main(); }
+int main() {
+  const absl::Status status = burst::Run();
+  if (!status.ok()) burst::PrintError(status);
+  return status.ok() ? 0 : 1;
+}

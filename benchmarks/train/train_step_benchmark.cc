@@ -22,11 +22,9 @@
 // Names with _fp8 round the linear products of the layers to 8 bits (--precision=fp8).
 
 #include <benchmark/benchmark.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -34,6 +32,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "benchmarks/cpu/sgemm_rate.h"
+#include "benchmarks/harness/harness.h"
+#include "benchmarks/train/prepare_here.h"
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
@@ -47,24 +47,6 @@
 
 namespace burst {
 namespace {
-
-namespace fs = std::filesystem;
-
-// A folder of our own, gone at the end.
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / absl::StrCat("burst_train_step_", getpid())) {
-    fs::create_directories(path_);
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  std::string operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  const fs::path path_;
-};
 
 // An llm.c shard of random tokens.
 void WriteShard(const std::string& path, int64_t tokens, uint32_t vocab) {
@@ -99,9 +81,9 @@ struct Settings {
 constexpr char kFourLayersOf8B[] = R"({"family": "llama", "layers": 4, "width": 4096, "heads": 32,
   "kv_heads": 8, "ffn": 14336, "vocab": 32000, "rope_theta": 500000})";
 
-absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model, int64_t batch,
-                                      int64_t seqlen, int64_t ranks, DeviceChoice device,
-                                      const Settings& settings) {
+absl::StatusOr<TrainingSetup> Prepare(const TemporaryFolder& folder, const std::string& model,
+                                      int64_t batch, int64_t seqlen, int64_t ranks,
+                                      DeviceChoice device, const Settings& settings) {
   TrainConfig options;
   options.device = device;
   options.deterministic = settings.deterministic;
@@ -127,17 +109,13 @@ absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& m
   options.eval_every = 0;
   options.checkpoint_every = 0;
   options.out = folder / "run";
-  Launch launch;
-  launch.cores = NumCores();
-  launch.gpus = CudaDeviceCount();
-  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
-  return PrepareTraining(config);
+  return PrepareHere(options);
 }
 
 void TrainStep(benchmark::State& state, const std::string& model, int64_t batch, int64_t seqlen,
                int64_t ranks, DeviceChoice device = DeviceChoice::kCpu,
                const Settings& settings = {}) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const absl::StatusOr<TrainingSetup> setup =
       Prepare(folder, model, batch, seqlen, ranks, device, settings);
   if (!setup.ok()) return state.SkipWithError(setup.status().ToString().c_str());
@@ -173,10 +151,9 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
         }
         BURST_RETURN_IF_ERROR(comm.AllGather(0).status());
         const Transformer::FlopsPerToken flops = trainer->model().TrainingFlopsPerToken(seqlen);
-        const auto middle = step_ms.begin() + static_cast<int64_t>(step_ms.size()) / 2;
-        std::nth_element(step_ms.begin(), middle, step_ms.end());
-        const double tokens_per_second = static_cast<double>(batch * seqlen) / (*middle * 1e-3);
-        state.counters["step_ms"] = *middle;
+        const double median_ms = Median(std::move(step_ms));
+        const double tokens_per_second = static_cast<double>(batch * seqlen) / (median_ms * 1e-3);
+        state.counters["step_ms"] = median_ms;
         state.counters["tokens/s"] = tokens_per_second;
         state.counters["GFLOP/s"] = tokens_per_second * flops.causal * 1e-9;
         state.counters["peak_GFLOP/s"] = peak * 1e-9;

@@ -14,7 +14,6 @@ with its default, --deterministic, and with --deterministic=false; PyTorch's cuD
 deterministic.
 """
 
-import datetime
 import json
 import math
 import statistics
@@ -25,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness import turns, write
 
 MODELS = {
     # layers, width, heads, kv_heads, ffn, vocab, batch, seqlen, family
@@ -221,20 +222,16 @@ def measure(binary, name):
     except Exception as error:  # the peer's trouble is not ours: report what there is
         print(f"{name}: PyTorch failed: {error}", file=sys.stderr)
         peer = None
-    default, free, theirs = [], [], []
-    for number in range(ROUNDS):
-        sides = ["burst", "pytorch"]
-        for side in sides if number % 2 == 0 else reversed(sides):
-            if side == "burst":
-                torch.cuda.empty_cache()
-                ours = burst(binary, name)
-                default.append(ours[0])
-                free.append(ours[1])
-            elif peer is not None:
-                theirs.append(peer.measure())
+
+    def ours():
+        torch.cuda.empty_cache()
+        return burst(binary, name)
+    sides = {"burst": ours, "pytorch": peer.measure if peer is not None else lambda: math.nan}
+    found = turns(sides, ROUNDS, lambda side: side(), warm=0, order=list.reverse)
+    default, free = zip(*found["burst"])
     tokens = MODELS[name]["batch"] * MODELS[name]["seqlen"]
     rate = lambda runs: tokens / statistics.median(r["step_ms"] for r in runs) * 1e3
-    pytorch = tokens / statistics.median(theirs) * 1e3 if theirs else math.nan
+    pytorch = tokens / statistics.median(found["pytorch"]) * 1e3
     return dict(model=name, tokens_per_second=rate(default), nondeterministic=rate(free),
                 pytorch=pytorch, ratio=rate(default) / pytorch,
                 ratio_nondeterministic=rate(free) / pytorch, gib=default[0]["GiB"],
@@ -255,12 +252,7 @@ def main():
         print(f"{r['model']:10} {r['tokens_per_second']:10,.0f} {r['nondeterministic']:10,.0f} "
               f"{r['pytorch']:10,.0f} {r['ratio']:6.3f} {r['ratio_nondeterministic']:6.3f} "
               f"{r['gib']:6.1f} {r['pytorch_gib']:8.1f}")
-    if path:
-        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                capture_output=True, text=True).stdout.split("\n")[0]
-        with open(path, "w") as file:
-            json.dump(dict(date=str(datetime.date.today()), gpu=torch.cuda.get_device_name(),
-                           driver=driver, torch=torch.__version__, rows=rows), file, indent=1)
+    write(path, rows)
 
 
 if __name__ == "__main__":
