@@ -1,13 +1,16 @@
 // What the attention kernels are tested on: masks, inputs, and memory full of NaN.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <ostream>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "burst/base/philox.h"
@@ -28,6 +31,21 @@ inline std::ostream& operator<<(std::ostream& out, MaskKind kind) {
   constexpr const char* kNames[] = {"Full", "Causal", "Window", "Documents",
                                     "Gap",  "Random", "Blocks"};
   return out << kNames[static_cast<int>(kind)];
+}
+
+// Masks of one interval, and all.
+inline const auto kIntervalMasks =
+    testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kDocuments,
+                    MaskKind::kGap, MaskKind::kRandom);
+inline const auto kAllMasks =
+    testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kDocuments,
+                    MaskKind::kGap, MaskKind::kRandom, MaskKind::kBlocks);
+
+// "Full", the name of a test with that parameter.
+inline std::string NameOf(const testing::TestParamInfo<MaskKind>& info) {
+  std::ostringstream name;
+  name << info.param;
+  return name.str();
 }
 
 struct TestMask {
@@ -198,14 +216,79 @@ struct Problem {
             q.dim(3), softmax_scale, q.dtype(), mask.ranges(), mask.blocks()};
   }
 
-  AttentionResults Reference(DType rounded_to = DType::kFloat64) const {
-    return NaiveAttention(q, k, v, dout, dlse, softmax_scale, mask.visible, rounded_to);
+  AttentionResults Reference(DType rounded_to = DType::kFloat64,
+                             const NaiveScores& scores = {}) const {
+    return NaiveAttention(q, k, v, dout, dlse, softmax_scale, mask.visible, rounded_to, scores);
   }
 
   Tensor q, k, v, dout, dlse;
   TestMask mask;
   double softmax_scale;
 };
+
+// What the kernels assign is full of NaN before.
+inline Tensor Poisoned(const Tensor& like) {
+  const Tensor tensor = Tensor::EmptyLike(like);
+  tensor.Fill(kNaN);
+  return tensor;
+}
+
+// ---- The calls of a problem's attention, and what they fill. Gradients of 16 bits are assigned,
+// others are added to zeros.
+
+inline AttentionResults UnfilledResults(const Problem& problem) {
+  const auto gradient = Is16Bit(problem.q.dtype()) ? Poisoned : Tensor::ZerosLike;
+  return {Poisoned(problem.q), Poisoned(problem.dlse), gradient(problem.q), gradient(problem.k),
+          gradient(problem.v)};
+}
+
+inline FlashForwardParams ForwardParams(const Problem& problem, const AttentionResults& result) {
+  FlashForwardParams params;
+  params.shape = problem.shape();
+  params.q = Operand(problem.q);
+  params.k = Operand(problem.k);
+  params.v = Operand(problem.v);
+  params.out = Operand(result.out);
+  params.lse = result.lse.raw_data();
+  params.out_dtype = result.out.dtype();
+  return params;
+}
+
+inline Tensor DeltaOf(const Problem& problem, const Tensor& out, const AttentionKernels& kernels) {
+  const Tensor delta = Poisoned(problem.dlse);
+  kernels.Delta({problem.shape(), Operand(out), Operand(problem.dout), problem.dlse.raw_data(),
+                 delta.raw_data()});
+  return delta;
+}
+
+inline FlashBackwardParams BackwardParams(const Problem& problem, const AttentionResults& result,
+                                          const Tensor& delta) {
+  FlashBackwardParams params;
+  params.shape = problem.shape();
+  params.q = Operand(problem.q);
+  params.k = Operand(problem.k);
+  params.v = Operand(problem.v);
+  params.dout = Operand(problem.dout);
+  params.lse = result.lse.raw_data();
+  params.delta = delta.raw_data();
+  params.dq = Operand(result.dq);
+  params.dk = Operand(result.dk);
+  params.dv = Operand(result.dv);
+  params.assign = Is16Bit(result.dq.dtype());
+  return params;
+}
+
+inline AttentionResults RunAttention(const Problem& problem,
+                                     const AttentionKernels& kernels = KernelsOf(kTestDevice)) {
+  const AttentionResults result = UnfilledResults(problem);
+  kernels.Forward(ForwardParams(problem, result));
+  kernels.Backward(BackwardParams(problem, result, DeltaOf(problem, result.out, kernels)));
+  return result;
+}
+
+// The tolerance of max |error| / max |reference|, for sums in float32 or float64 and scores of
+// ordinary size.
+inline double Tolerance(DType dtype) { return dtype == DType::kFloat64 ? 1e-13 : 1e-5; }
 
 // The keys [begin, end) of a problem, as a step of a ring sees them: a part of K, V and their
 // gradients, and the mask's ranges counted from key `begin`.
@@ -235,13 +318,6 @@ class KeyBlock {
   FlashAttentionShape shape_;
   TestMask mask_;
 };
-
-// What the kernels assign is full of NaN before.
-inline Tensor Poisoned(const Tensor& like) {
-  const Tensor tensor = Tensor::EmptyLike(like);
-  tensor.Fill(kNaN);
-  return tensor;
-}
 
 // A backward in several calls, as in a ring: each has a part of the mask for some KV heads and
 // their query heads, and these begin and end in different calls. Between the parts and beyond them

@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <limits>
-#include <sstream>
-#include <string>
 #include <vector>
 
 #include "burst/kernels/flash_attention.h"
@@ -57,41 +55,23 @@ Tensor OnDevice(const std::vector<double>& sinks, DType dtype) {
       .To(kTestDevice);
 }
 
-FlashForwardParams ForwardParams(const Problem& problem, const AttentionResults& result) {
-  return {problem.shape(),     Operand(problem.q),    Operand(problem.k), Operand(problem.v),
-          Operand(result.out), result.lse.raw_data(), /*merge=*/false,    problem.q.dtype()};
-}
-
 struct Outcome {
   AttentionResults results;
   Tensor dsinks;
 };
 
 Outcome RunWith(const AttentionKernels& forward, const Problem& problem, const Tensor& sinks) {
-  const bool assign = Is16Bit(problem.q.dtype());  // else added to zeros
-  const auto gradient = assign ? Poisoned : Tensor::ZerosLike;
-  const Outcome run = {{Poisoned(problem.q), Poisoned(problem.dlse), gradient(problem.q),
-                        gradient(problem.k), gradient(problem.v)},
-                       Poisoned(sinks)};
+  const Outcome run = {UnfilledResults(problem), Poisoned(sinks)};
   const AttentionResults& result = run.results;
   FlashForwardParams params = ForwardParams(problem, result);
   params.sinks = sinks.raw_data();
   forward.Forward(params);
   const AttentionKernels& kernels = KernelsOf(kTestDevice);
-  const FlashAttentionShape shape = problem.shape();
-  const Tensor delta = Poisoned(problem.dlse);
-  kernels.Delta({shape, Operand(result.out), Operand(problem.dout), problem.dlse.raw_data(),
-                 delta.raw_data()});
-  kernels.Backward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                    Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
-                    Operand(result.dq), Operand(result.dk), Operand(result.dv), assign});
+  const Tensor delta = DeltaOf(problem, result.out, kernels);
+  kernels.Backward(BackwardParams(problem, result, delta));
   FlashSinkGrads(result.lse, delta, sinks, run.dsinks);
   return run;
 }
-
-// The tolerance of flash_attention_test, for products and sums in float32 or float64 and scores of
-// ordinary size.
-double Tolerance(DType dtype) { return dtype == DType::kFloat64 ? 1e-13 : 1e-5; }
 
 class AttentionSinksTest : public testing::TestWithParam<MaskKind> {};
 
@@ -114,13 +94,9 @@ TEST_P(AttentionSinksTest, EqualNaiveAttention) {
       std::vector<double> dsinks, terms;
       naive.dsinks = &dsinks;
       naive.dsinks_terms = &terms;
-      const AttentionResults expected =
-          NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
-                         problem.softmax_scale, problem.mask.visible, DType::kFloat64, naive);
+      const AttentionResults expected = problem.Reference(DType::kFloat64, naive);
       naive.dsinks = naive.dsinks_terms = nullptr;
-      const AttentionResults rounded =
-          NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
-                         problem.softmax_scale, problem.mask.visible, dtype, naive);
+      const AttentionResults rounded = problem.Reference(dtype, naive);
       for (const Forwards& forward : AllForwards()) {
         if (!forward.kernels->Check(kTestDevice, dtype, c.d).ok() ||
             (GetParam() == MaskKind::kBlocks && !forward.kernels->TakesBlocks(dtype, c.d))) {
@@ -153,15 +129,7 @@ TEST_P(AttentionSinksTest, EqualNaiveAttention) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Masks, AttentionSinksTest,
-                         testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
-                                         MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom,
-                                         MaskKind::kBlocks),
-                         [](const auto& info) {
-                           std::ostringstream name;
-                           name << info.param;
-                           return name.str();
-                         });
+INSTANTIATE_TEST_SUITE_P(Masks, AttentionSinksTest, kAllMasks, NameOf);
 
 // A ring's first call has the sinks, and the others merge with it. Together they equal one call.
 TEST(AttentionSinksTest, CountOnceOverCalls) {
@@ -186,19 +154,13 @@ TEST(AttentionSinksTest, CountOnceOverCalls) {
         }
         NaiveScores naive;
         naive.sinks = values;
-        const AttentionResults expected =
-            NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
-                           problem.softmax_scale, problem.mask.visible, DType::kFloat64, naive);
+        const AttentionResults expected = problem.Reference(DType::kFloat64, naive);
         EXPECT_LE(RelativeError(lse, expected.lse), 4 * Tolerance(dtype));
         if (!Is16Bit(dtype)) {
           EXPECT_LE(RelativeError(sum, expected.out), 4 * Tolerance(dtype));
           continue;
         }
-        ExpectNoWorse("out", sum,
-                      NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
-                                     problem.softmax_scale, problem.mask.visible, dtype, naive)
-                          .out,
-                      expected.out);
+        ExpectNoWorse("out", sum, problem.Reference(dtype, naive).out, expected.out);
       }
     }
   }
@@ -309,10 +271,8 @@ TEST(AttentionSinksTest, CountOnceInAMerge) {
     FlashMerge(parts, out, sinks);
     NaiveScores naive;
     naive.sinks = values;
-    const AttentionResults expected =
-        NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
-                       problem.softmax_scale, problem.mask.visible, DType::kFloat64, naive);
-    const double u = Is16Bit(dtype) ? 0x1p-8 : 0;  // rounding of P and of out
+    const AttentionResults expected = problem.Reference(DType::kFloat64, naive);
+    const double u = Is16Bit(dtype) ? 0x1p-8 : 0;  // of P and of out
     EXPECT_LE(RelativeError(out, expected.out), u + 4 * Tolerance(dtype)) << Name(dtype);
   }
 }

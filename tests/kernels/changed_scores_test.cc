@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <sstream>
 #include <vector>
 
 #include "burst/base/parallel.h"
@@ -99,33 +98,20 @@ struct Outcome {
 };
 
 Outcome RunKernels(const Problem& problem, Changes changes) {
-  FlashAttentionShape shape = problem.shape();
-  shape.scores = changes.For(shape);
-  const bool assign = Is16Bit(problem.q.dtype());  // else added to zeros
-  const auto gradient = assign ? Poisoned : Tensor::ZerosLike;
-  Outcome run = {{Poisoned(problem.q), Poisoned(problem.dlse), gradient(problem.q),
-                  gradient(problem.k), gradient(problem.v)},
-                 {}};
-  const Tensor max_logits =
-      Tensor::Empty({shape.batch * shape.num_heads}, DType::kFloat32, kTestDevice);
-  max_logits.Fill(-std::numeric_limits<double>::infinity());
+  const ScoreChanges scores = changes.For(problem.shape());
+  Outcome run = {UnfilledResults(problem), {}};
   const AttentionResults& result = run.results;
-  const Tensor delta = Poisoned(problem.dlse);
-  FlashForwardParams forward = {shape,
-                                Operand(problem.q),
-                                Operand(problem.k),
-                                Operand(problem.v),
-                                Operand(result.out),
-                                result.lse.raw_data(),
-                                /*merge=*/false,
-                                problem.q.dtype()};
+  const Tensor max_logits =
+      Tensor::Empty({problem.dlse.dim(0) * problem.dlse.dim(1)}, DType::kFloat32, kTestDevice);
+  max_logits.Fill(-std::numeric_limits<double>::infinity());
+  FlashForwardParams forward = ForwardParams(problem, result);
+  forward.shape.scores = scores;
   forward.max_logits = static_cast<float*>(max_logits.raw_data());
   Kernels().Forward(forward);
-  Kernels().Delta({shape, Operand(result.out), Operand(problem.dout), problem.dlse.raw_data(),
-                   delta.raw_data()});
-  Kernels().Backward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                      Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
-                      Operand(result.dq), Operand(result.dk), Operand(result.dv), assign});
+  const Tensor delta = DeltaOf(problem, result.out, Kernels());
+  FlashBackwardParams backward = BackwardParams(problem, result, delta);
+  backward.shape.scores = scores;
+  Kernels().Backward(backward);
   run.max_logits = max_logits.ToVector<float>();
   return run;
 }
@@ -165,18 +151,13 @@ TEST_P(ChangedScoresTest, EqualNaiveAttention) {
         NaiveScores naive = changes.Naive();
         std::vector<double> max_logits;
         naive.max_logits = &max_logits;
-        const AttentionResults expected =
-            NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
-                           problem.softmax_scale, problem.mask.visible, DType::kFloat64, naive);
+        const AttentionResults expected = problem.Reference(DType::kFloat64, naive);
         const int64_t length = std::max<int64_t>(1, std::max(c.q_len, c.k_len));
         const double largest = changes.alibi ? 0.5 * changes.Position(length) : 0;
         if (Is16Bit(dtype)) {
           naive.max_logits = nullptr;
-          ExpectNoWorse(run.results,
-                        NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
-                                       problem.softmax_scale, problem.mask.visible, dtype, naive),
-                        expected, Tolerance(dtype, largest),
-                        changes.alibi ? problem.q.dim(0) * c.q_len : 0,
+          ExpectNoWorse(run.results, problem.Reference(dtype, naive), expected,
+                        Tolerance(dtype, largest), changes.alibi ? problem.q.dim(0) * c.q_len : 0,
                         changes.alibi ? OffByDelta(problem, expected, problem.k) : 0);
         } else {
           ExpectClose(run.results, expected, Tolerance(dtype, largest));
@@ -194,15 +175,7 @@ TEST_P(ChangedScoresTest, EqualNaiveAttention) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Masks, ChangedScoresTest,
-                         testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
-                                         MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom,
-                                         MaskKind::kBlocks),
-                         [](const auto& info) {
-                           std::ostringstream name;
-                           name << info.param;
-                           return name.str();
-                         });
+INSTANTIATE_TEST_SUITE_P(Masks, ChangedScoresTest, kAllMasks, NameOf);
 
 // The gradients of L = sum(dout out) + sum(dlse lse) are central differences of it. Their error is
 // h^2 times a third derivative, and eps |L| / h.

@@ -57,38 +57,16 @@ Tensor PoisonedSum(const Tensor& like) {
   return tensor;
 }
 
-FlashBackwardParams BackwardParams(const Problem& problem, const AttentionResults& result,
-                                   const Tensor& delta) {
-  FlashBackwardParams params;
-  params.shape = problem.shape();
-  params.q = Operand(problem.q);
-  params.k = Operand(problem.k);
-  params.v = Operand(problem.v);
-  params.dout = Operand(problem.dout);
-  params.lse = result.lse.raw_data();
-  params.delta = delta.raw_data();
-  params.dq = Operand(result.dq);
-  params.dk = Operand(result.dk);
-  params.dv = Operand(result.dv);
-  return params;
-}
-
 Tensor Delta(const Problem& problem, const Tensor& out) {
-  const Tensor delta = PoisonedSum(problem.dlse);
-  KernelsOf(kCuda).Delta({problem.shape(), Operand(out), Operand(problem.dout),
-                          problem.dlse.raw_data(), delta.raw_data()});
-  return delta;
+  return DeltaOf(problem, out, KernelsOf(kCuda));
 }
 
 // Runs a single block of keys, which assigns everything in the inputs' dtype.
 AttentionResults RunOnce(const Kernels& kernels, const Problem& problem, bool deterministic) {
-  const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
-                                   Poisoned(problem.k), Poisoned(problem.v)};
-  kernels.forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                   Operand(result.out), result.lse.raw_data(), /*merge=*/false, problem.q.dtype()});
+  const AttentionResults result = UnfilledResults(problem);
+  kernels.forward(ForwardParams(problem, result));
   const Tensor delta = Delta(problem, result.out);
   FlashBackwardParams params = BackwardParams(problem, result, delta);
-  params.assign = true;
   params.deterministic = deterministic;
   kernels.backward(params);
   return result;
@@ -130,9 +108,6 @@ std::string SweepName(const testing::TestParamInfo<Case>& info) {
   return name.str();
 }
 
-const auto kAllMasks = testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
-                                       MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom);
-
 INSTANTIATE_TEST_SUITE_P(Short, SweepTest,
                          testing::Combine(testing::Values(kChosen, kSm80, kDecode),
                                           testing::Values(Heads{2, 2}, Heads{3, 1}),
@@ -140,20 +115,21 @@ INSTANTIATE_TEST_SUITE_P(Short, SweepTest,
                                           testing::Values(Lengths{0, 5}, Lengths{5, 0},
                                                           Lengths{1, 1}, Lengths{1, 129},
                                                           Lengths{70, 33}),
-                                          kAllMasks),
+                                          kIntervalMasks),
                          SweepName);
 INSTANTIATE_TEST_SUITE_P(
     Wide, SweepTest,
     testing::Combine(testing::Values(kChosen, kDecode), testing::Values(Heads{4, 2}),
                      testing::Values(136, 192, 248),
-                     testing::Values(Lengths{1, 1}, Lengths{70, 33}, Lengths{131, 260}), kAllMasks),
+                     testing::Values(Lengths{1, 1}, Lengths{70, 33}, Lengths{131, 260}),
+                     kIntervalMasks),
     SweepName);
 INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
                          testing::Combine(testing::Values(kChosen, kSm80, kDecode),
                                           testing::Values(Heads{4, 2}),
                                           testing::Values(64, 96, 128, 192, 256),
                                           testing::Values(Lengths{300, 300}, Lengths{131, 517}),
-                                          kAllMasks),
+                                          kIntervalMasks),
                          SweepName);
 
 // These lengths take Hopper's variants for more keys.
@@ -182,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(FewQueries, SweepTest,
                                           testing::Values(64, 80, 128, 256),
                                           testing::Values(Lengths{1, 1500}, Lengths{3, 2049},
                                                           Lengths{16, 777}),
-                                          kAllMasks),
+                                          kIntervalMasks),
                          SweepName);
 
 // float16 takes the same kernels with another type of operands.
@@ -198,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(
     LongFp16, SweepTest,
     testing::Combine(testing::Values(kChosen.In(kFp16), kSm80.In(kFp16), kDecode.In(kFp16)),
                      testing::Values(Heads{4, 2}), testing::Values(64, 96, 128, 192, 256),
-                     testing::Values(Lengths{131, 517}), kAllMasks),
+                     testing::Values(Lengths{131, 517}), kIntervalMasks),
     SweepName);
 INSTANTIATE_TEST_SUITE_P(FewQueriesFp16, SweepTest,
                          testing::Combine(testing::Values(kDecode.In(kFp16)),
@@ -435,7 +411,6 @@ TEST_P(KernelsTest, StridedOperands) {
                         Operand(result.out), result.lse.raw_data(), false, dtype});
     const Tensor delta = Delta(problem, result.out);
     FlashBackwardParams params = BackwardParams(problem, result, delta);
-    params.assign = true;
     GetParam().backward(params);
     ExpectBitwiseEqual(result, expected);
     for (int64_t head : {int64_t{0}, kHeads + 1}) {

@@ -21,30 +21,15 @@ AttentionResults RunNaive(const Problem& problem) {
   const int64_t cuts[] = {0, middle, shape.k_len};
   for (int block = 0; block < 2; ++block) {
     const KeyBlock keys(problem, cuts[block], cuts[block + 1]);
-    FlashForwardParams forward;
+    FlashForwardParams forward = ForwardParams(problem, result);
     forward.shape = keys.shape();
-    forward.q = Operand(problem.q);
     forward.k = keys.Of(problem.k);
     forward.v = keys.Of(problem.v);
-    forward.out = Operand(result.out);
-    forward.lse = result.lse.raw_data();
     forward.merge = block > 0;
     NaiveKernels().Forward(forward);
   }
-  const Tensor delta = Tensor::EmptyLike(result.lse);
-  NaiveKernels().Delta({shape, Operand(result.out), Operand(problem.dout), problem.dlse.raw_data(),
-                        delta.raw_data()});
-  FlashBackwardParams backward;
-  backward.shape = shape;
-  backward.q = Operand(problem.q);
-  backward.k = Operand(problem.k);
-  backward.v = Operand(problem.v);
-  backward.dout = Operand(problem.dout);
-  backward.lse = result.lse.raw_data();
-  backward.delta = delta.raw_data();
-  backward.dq = Operand(result.dq);
-  backward.dk = Operand(result.dk);
-  backward.dv = Operand(result.dv);
+  const Tensor delta = DeltaOf(problem, result.out, NaiveKernels());
+  FlashBackwardParams backward = BackwardParams(problem, result, delta);
   backward.assign = true;
   NaiveKernels().Backward(backward);
   return result;
@@ -65,10 +50,7 @@ TEST_P(NaiveAttention, IsAttention) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Masks, NaiveAttention,
-                         testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
-                                         MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom),
-                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Masks, NaiveAttention, kIntervalMasks, NameOf);
 
 TEST(NaiveAttentionCheck, RefusesGpus) {
   EXPECT_TRUE(NaiveKernels().Check(DeviceType::kCpu, DType::kFloat32, 64).ok());

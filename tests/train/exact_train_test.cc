@@ -2,11 +2,9 @@
 // norms, weights and moments. The test runs on the CPU and, compiled once more, on GPUs.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -32,16 +30,9 @@ constexpr char kGpt2[] =
     R"({"family":"gpt2","layers":2,"width":32,"heads":4,"ffn":64,"tied_embeddings":true,)"
     R"("attention_sinks":true})";
 
-class ExactTraining : public testing::Test {
+class ExactTraining : public TrainerRunTest {
  protected:
-  void SetUp() override {
-    folder_ = FreshTestFolder();
-    std::ofstream text(folder_ + "/text.txt");
-    for (int i = 0; i < 1000; ++i) {
-      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
-    }
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  ExactTraining() : TrainerRunTest(/*sentences=*/1000) {}
 
   TrainConfig Options() const {
     TrainConfig options = SmallTraining(folder_, "run", kTestDevice);
@@ -96,8 +87,6 @@ class ExactTraining : public testing::Test {
   static bool Runs(int64_t ranks) {
     return kTestDevice == DeviceType::kCpu || ranks <= CudaDeviceCount();
   }
-
-  std::string folder_;
 };
 
 struct MeshOption {

@@ -7,12 +7,10 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/testing/subprocess.h"
 #include "tests/train/trainer_run.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
@@ -40,16 +38,9 @@ struct Case {
   int64_t tp = -1;
 };
 
-class PipelineTest : public testing::Test {
+class PipelineTest : public TrainerRunTest {
  protected:
-  void SetUp() override {
-    folder_ = FreshTestFolder();
-    std::ofstream text(folder_ + "/text.txt");
-    for (int i = 0; i < 300; ++i) {
-      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
-    }
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  PipelineTest() : TrainerRunTest(/*sentences=*/300) {}
 
   // With a large eps an update is a smooth function of the gradient, and rounding stays rounding.
   TrainConfig Options(const Case& c, const std::string& out) const {
@@ -147,8 +138,6 @@ class PipelineTest : public testing::Test {
       EXPECT_LT(RelativeDifference(results.state[i], expected.state[i]), 1e-5) << i;
     }
   }
-
-  std::string folder_;
 };
 
 std::string NameOf(const Case& c) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -27,16 +26,9 @@ struct Outcome {
   std::string tensors;
 };
 
-class ThreadsTest : public testing::TestWithParam<const char*> {
+class ThreadsTest : public TrainerRunTest, public testing::WithParamInterface<const char*> {
  protected:
-  void SetUp() override {
-    folder_ = FreshTestFolder();
-    std::ofstream text(folder_ + "/text.txt");
-    for (int i = 0; i < 400; ++i) {
-      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
-    }
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  ThreadsTest() : TrainerRunTest(/*sentences=*/400) {}
 
   // Threads share a KV head. There are several chunks of queries, and GEMMs and elementwise loops
   // are split.
@@ -74,8 +66,6 @@ class ThreadsTest : public testing::TestWithParam<const char*> {
     outcome.tensors.erase(0, sizeof(header) + header);
     return outcome;
   }
-
-  std::string folder_;
 };
 
 TEST_P(ThreadsTest, SameBitsForAnyNumber) {

@@ -1,6 +1,10 @@
 // Trainers in a test's own process: their options, and ranks that own one each.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 
@@ -9,12 +13,32 @@
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/device/device.h"
+#include "tests/testing/subprocess.h"
 #include "train/config/config.h"
 #include "train/run/launch.h"
 #include "train/run/setup.h"
 #include "train/trainer/trainer.h"
 
 namespace burst {
+
+// Tests with a folder of their own, in which is text.txt.
+class TrainerRunTest : public testing::Test {
+ protected:
+  explicit TrainerRunTest(int sentences) : sentences_(sentences) {}
+  void SetUp() override {
+    folder_ = FreshTestFolder();
+    std::ofstream text(folder_ + "/text.txt");
+    for (int i = 0; i < sentences_; ++i) {
+      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
+    }
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string folder_;
+
+ private:
+  const int sentences_;
+};
 
 // One rank, a small model, the text of FOLDER/text.txt; nothing but steps, written to FOLDER/OUT.
 inline TrainConfig SmallTraining(const std::string& folder, const std::string& out,

@@ -18,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "model/transformer.h"
-#include "tests/testing/subprocess.h"
 #include "tests/testing/test_device.h"
 #include "tests/train/trainer_run.h"
 #include "train/checkpoint/checkpoint.h"
@@ -31,17 +30,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class TrainerTest : public testing::Test {
+class TrainerTest : public TrainerRunTest {
  protected:
-  void SetUp() override {
-    folder_ = FreshTestFolder();
-    // Some 60 sequences, so steps see the text more than once.
-    std::ofstream text(folder_ + "/text.txt");
-    for (int i = 0; i < 120; ++i) {
-      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
-    }
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  // The text has some 60 sequences: steps see it more than once.
+  TrainerTest() : TrainerRunTest(/*sentences=*/120) {}
 
   TrainConfig Options(const std::string& out) const {
     TrainConfig options = SmallTraining(folder_, out, kTestDevice);
@@ -91,8 +83,6 @@ class TrainerTest : public testing::Test {
       EXPECT_GT(rows[i].step_ms, 0) << i;
     }
   }
-
-  std::string folder_;
 };
 
 // Evaluations and checkpoints come between some steps and not between others.
