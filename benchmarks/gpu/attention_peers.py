@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-import sm90_attention as base
+import sm90_kernels as base
 from harness import document_lengths, medians, turns, write
 
 BATCH_SECONDS = 0.03

@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "benchmarks/harness/harness.h"

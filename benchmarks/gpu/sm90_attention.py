@@ -15,7 +15,6 @@ Times: CUDA events, median. Ours and cuDNN's runs alternate. The backward includ
 (out, dout) to gradients of 16 bits: delta, clearing dQ, the main kernel, converting dQ: the calls that training makes.
 """
 
-import ctypes
 import math
 import sys
 
@@ -24,273 +23,13 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.bias import causal_lower_right
 
 from harness import Words, document_lengths, queued_ms, sdpa, write
+from sm90_kernels import (Kernels, causal, cudnn_backward, cudnn_forward, documents, make, max_error, reference, rms,
+                          run_cudnn, run_ours, visible_pairs, window)
 
 WORDS = Words(sys.argv[3:])
-DTYPE = torch.bfloat16
-
-
-class Operand(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("batch_stride", ctypes.c_int64),
-                ("seq_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64)]
-
-
-class Shape(ctypes.Structure):  # FlashAttentionShape
-    _fields_ = [(name, ctypes.c_int64) for name in
-                ("batch", "q_len", "k_len", "num_heads", "num_kv_heads", "head_dim")] + [
-        ("softmax_scale", ctypes.c_double), ("dtype", ctypes.c_int), ("begin", ctypes.c_void_p),
-        ("end", ctypes.c_void_p), ("ranges_batch_stride", ctypes.c_int64),
-        ("most_queries", ctypes.c_int64), ("key_begin", ctypes.c_void_p),
-        ("key_list", ctypes.c_void_p), ("query_begin", ctypes.c_void_p),
-        ("query_list", ctypes.c_void_p), ("place_list", ctypes.c_void_p),
-        ("key_stride", ctypes.c_int64), ("query_stride", ctypes.c_int64),
-        ("softcap", ctypes.c_double), ("alibi_slopes", ctypes.c_void_p),
-        ("dropout", ctypes.c_double), ("seed", ctypes.c_uint64), ("first_head", ctypes.c_int64), ("first_row", ctypes.c_int64),
-        ("q_positions", ctypes.c_void_p), ("k_positions", ctypes.c_void_p)]
-
-
-class ForwardParams(ctypes.Structure):  # FlashForwardParams
-    _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand), ("out", Operand),
-                ("lse", ctypes.c_void_p), ("merge", ctypes.c_bool), ("out_dtype", ctypes.c_int),
-                ("sum", Operand), ("non_persistent", ctypes.c_bool), ("fp8", ctypes.c_bool),
-                ("max_logits", ctypes.c_void_p), ("sinks", ctypes.c_void_p)]
-
-
-class DeltaParams(ctypes.Structure):  # FlashDeltaParams
-    _fields_ = [("shape", Shape), ("out", Operand), ("dout", Operand), ("dlse", ctypes.c_void_p),
-                ("delta", ctypes.c_void_p)]
-
-
-class HeadRange(ctypes.Structure):
-    _fields_ = [("begin", ctypes.c_int64), ("end", ctypes.c_int64)]
-
-
-class BackwardParams(ctypes.Structure):  # FlashBackwardParams
-    _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand),
-                ("dout", Operand), ("lse", ctypes.c_void_p), ("delta", ctypes.c_void_p),
-                ("dq", Operand), ("dk", Operand), ("dv", Operand), ("assign", ctypes.c_bool),
-                ("deterministic", ctypes.c_bool), ("first_dq", HeadRange),
-                ("first_dkv", HeadRange), ("last_dkv", HeadRange), ("dk_out", Operand),
-                ("dv_out", Operand)]
-
-
-DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 3, torch.float16: 4}
-
-
-def operand(tensor):  # [batch, seqlen, heads, head_dim]
-    assert tensor.stride(3) == 1
-    return Operand(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
-
-
-def pointer(tensor):
-    return None if tensor is None else tensor.data_ptr()
-
-
-def most_queries(begin, end):
-    """KeyRanges::most_queries, as training's masks have it; found once."""
-    if begin is None or begin.dim() != 1:
-        return 0  # not known
-    if not hasattr(begin, "most_queries"):
-        first = torch.searchsorted(end, begin, right=True)  # query that sees the key `begin`
-        rows = torch.arange(len(begin), device=begin.device)
-        begin.most_queries = torch.where(begin < end, rows - first + 1, 0).max().item()
-    return begin.most_queries
-
-
-class Kernels:
-    """The calls that training makes. What they refuse ends the process with a sentence."""
-
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
-
-    def _call(self, name, params):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        getattr(self.lib, "burst_attention_" + name)(ctypes.byref(params), stream)
-
-    def shape(self, q, k, scale, ranges):
-        begin, end = ranges if ranges else (None, None)
-        stride = begin.stride(0) if begin is not None and begin.dim() == 2 else 0
-        return Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], scale,
-                     DTYPES[q.dtype], pointer(begin), pointer(end), stride, most_queries(begin, end))
-
-
-    def forward(self, q, k, v, scale, ranges, out, lse, fp8=False, sinks=None):
-        self._call("forward", ForwardParams(
-            self.shape(q, k, scale, ranges), operand(q), operand(k), operand(v), operand(out),
-            pointer(lse), False, DTYPES[out.dtype], Operand(), False, fp8, None, pointer(sinks)))
-
-    def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum=None,
-                 deterministic=False, dlse=None):
-        """dq_sum is not used: the library accumulates dQ in memory of its own."""
-        shape = self.shape(q, k, scale, ranges)
-        self._call("delta", DeltaParams(shape, operand(out), operand(dout), pointer(dlse),
-                                        pointer(delta)))
-        self._call("backward", BackwardParams(
-            shape, operand(q), operand(k), operand(v), operand(dout), pointer(lse), pointer(delta),
-            operand(dq), operand(dk), operand(dv), True, deterministic))
-
-
-# ---- Masks as visible ranges [begin, end) of each query row.
-
-def causal(q_len, k_len):
-    rows = torch.arange(q_len, dtype=torch.int32, device="cuda")
-    return torch.zeros_like(rows), torch.clamp(rows + 1 + k_len - q_len, min=0)
-
-
-def window(q_len, k_len, size):
-    begin, end = causal(q_len, k_len)
-    return torch.clamp(end - size, min=0), end
-
-
-def documents(lengths):
-    starts, end = [], []
-    start = 0
-    for length in lengths:
-        starts += [start] * length
-        end += range(start + 1, start + length + 1)
-        start += length
-    return (torch.tensor(starts, dtype=torch.int32, device="cuda"),
-            torch.tensor(end, dtype=torch.int32, device="cuda"))
-
-
-def visible_pairs(q, k, ranges):
-    if not ranges:
-        return q.shape[0] * q.shape[1] * k.shape[1]
-    begin, end = (x.long() for x in ranges)
-    pairs = (end.clamp(max=k.shape[1]) - begin).clamp(min=0).sum().item()
-    return pairs * (q.shape[0] if begin.dim() == 1 else 1)
-
-
-# ---- Reference in float64, one head at a time, and what rounding may do to each element.
-#
-# Operands of matmuls have 16 bits, so P and dS are rounded before their second matmul, and out, dQ, dK
-# and dV at the end. Each is off by a factor within 1 +- U, and in float16, whose smallest numbers are
-# few, by another SMALL. Matmuls accumulate in fp32. An element of S, of dP or of the gradients is off by
-# at most FP32 times the sum of its terms' absolute values (up to 256, truncated to 24 bits). P is off,
-# through S, by a factor within 1 +- EXPONENT (|S| stays under 2^8). Delta is taken from the rounded out.
-# Hence
-#
-#     |d out| <= (U + 2 EXPONENT) P |V| + U |out|
-#     |d dS|  <= U |dS| + P (EXPONENT |dP - delta| + FP32 |dO| |V|^T + |dO| . |d out|)
-#     |d dQ|  <= scale |d dS| |K| + U |dQ|, and dK alike; |d dV| <= (U + EXPONENT) P^T |dO| + U |dV|
-#
-# up to products of two of these, for which the whole is taken 2 % larger.
-ROUNDING = {torch.bfloat16: (2.0 ** -8, 0.0), torch.float16: (2.0 ** -11, 2.0 ** -25)}  # U, SMALL
-FP32, EXPONENT = 2.0 ** -16, 2.0 ** -10
-
-
-def reference(q, k, v, scale, ranges, dout=None, dlse=None):
-    """The truth, and "bound_" + name: the most that the roundings may put an element off."""
-    U, SMALL = ROUNDING[q.dtype]
-    batch, q_len, heads, _ = q.shape
-    k_len, group = k.shape[1], q.shape[2] // k.shape[2]
-    out = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
-    lse = torch.zeros((batch, heads, q_len), dtype=torch.float64, device="cuda")
-    dq = torch.zeros_like(out)
-    dk = torch.zeros(k.shape, dtype=torch.float64, device="cuda")
-    dv = torch.zeros_like(dk)
-    bound = {"out": torch.zeros_like(out), "dq": torch.zeros_like(dq), "dk": torch.zeros_like(dk),
-             "dv": torch.zeros_like(dv)}
-    columns = torch.arange(k_len, device="cuda")
-    for b in range(batch):
-        masked = None
-        if ranges:
-            begin, end = (x if x.dim() == 1 else x[b] for x in ranges)
-            masked = (columns[None] < begin[:, None]) | (columns[None] >= end[:, None])
-        for h in range(heads):
-            qd, kd, vd = q[b, :, h].double(), k[b, :, h // group].double(), v[b, :, h // group].double()
-            s = scale * (qd @ kd.T)
-            if masked is not None:
-                s.masked_fill_(masked, -math.inf)
-            lse[b, h] = torch.logsumexp(s, 1)
-            p = torch.exp(s - lse[b, h][:, None]).nan_to_num_(0.0)
-            out[b, :, h] = p @ vd
-            bound["out"][b, :, h] = ((U + 2 * EXPONENT) * (p @ vd.abs()) + U * out[b, :, h].abs() +
-                                     SMALL * vd.abs().sum(0) + SMALL)
-            if dout is not None:
-                do = dout[b, :, h].double()
-                dp = do @ vd.T
-                delta = (do * out[b, :, h]).sum(1)
-                if dlse is not None:
-                    delta = delta - dlse[b, h].double()
-                ds = scale * p * (dp - delta[:, None])
-                dq[b, :, h] = ds @ kd
-                dk[b, :, h // group] += ds.T @ qd
-                dv[b, :, h // group] += p.T @ do
-                off = p * (EXPONENT * (dp - delta[:, None]).abs() + FP32 * (do.abs() @ vd.T.abs()) +
-                           (do.abs() * bound["out"][b, :, h]).sum(1)[:, None])
-                off = U * ds.abs() + scale * (off + SMALL)
-                bound["dq"][b, :, h] = off @ kd.abs() + U * dq[b, :, h].abs() + SMALL
-                bound["dk"][b, :, h // group] += off.T @ qd.abs()
-                bound["dv"][b, :, h // group] += ((U + EXPONENT) * (p.T @ do.abs()) +
-                                                      SMALL * do.abs().sum(0))
-    bound["dk"] += U * dk.abs() + SMALL
-    bound["dv"] += U * dv.abs() + SMALL
-    result = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
-    return {**result, **{"bound_" + name: 1.02 * x for name, x in bound.items()}}
-
-
-def cudnn_forward(q, k, v, scale, is_causal):
-    return sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, is_causal=is_causal, scale=scale)
-
-
-def cudnn_backward(q, k, v, dout, scale, is_causal):
-    """A function that computes the gradients of cudnn_forward."""
-    leaves = [x.detach().requires_grad_(True) for x in (q, k, v)]
-    out, grad = cudnn_forward(*leaves, scale, is_causal), dout.transpose(1, 2)
-    return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
-
-
-def max_error(value, expected):
-    """Largest error; infinite where one is finite (or a number) and the other is not."""
-    value = value.double()
-    difference = (value - expected).abs()
-    difference[value == expected] = 0  # both -inf
-    return difference.nan_to_num_(nan=math.inf).max().item() if difference.numel() else 0.0
-
-
-def make(batch, q_len, k_len, heads, kv_heads, dim, magnitude, seed=0, padding=0):
-    """padding: extra columns, so that the strides are not those of a packed tensor."""
-    g = torch.Generator(device="cuda").manual_seed(seed)
-    def tensor(length, count):
-        x = magnitude * torch.randn((batch, length, count, dim + padding), device="cuda", generator=g)
-        return x.to(DTYPE)[..., :dim]
-    return tensor(q_len, heads), tensor(k_len, kv_heads), tensor(k_len, kv_heads), tensor(q_len, heads)
-
-
-def run_ours(kernels, q, k, v, scale, ranges, dout=None, deterministic=False, dlse=None):
-    poison = math.nan
-    out = torch.full(q.shape, poison, dtype=DTYPE, device="cuda")
-    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), poison, device="cuda")
-    kernels.forward(q, k, v, scale, ranges, out, lse)
-    result = {"out": out, "lse": lse}
-    if dout is not None:
-        dq = torch.full(q.shape, poison, dtype=DTYPE, device="cuda")
-        dk = torch.full(k.shape, poison, dtype=DTYPE, device="cuda")
-        dv = torch.full(k.shape, poison, dtype=DTYPE, device="cuda")
-        delta = torch.full_like(lse, poison)
-        kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta,
-                         deterministic=deterministic, dlse=dlse)
-        result.update(dq=dq, dk=dk, dv=dv)
-    torch.cuda.synchronize()
-    return result
-
-
-def run_cudnn(q, k, v, scale, is_causal, dout=None):
-    q, k, v = (x.detach().clone().requires_grad_(True) for x in (q, k, v))
-    out = cudnn_forward(q, k, v, scale, is_causal)
-    result = {"out": out.detach().transpose(1, 2)}
-    if dout is not None:
-        out.backward(dout.transpose(1, 2))
-        result.update(dq=q.grad, dk=k.grad, dv=v.grad)
-    torch.cuda.synchronize()
-    return result
-
+DTYPE = torch.float16 if "float16" in WORDS else torch.bfloat16
 
 SEEDS = 4
-
-
-def rms(value, expected):
-    return (value.double() - expected).square().mean().sqrt().item()
 
 
 def check(kernels, backward=True):
@@ -317,7 +56,7 @@ def check(kernels, backward=True):
         ranges = causal(q_len, k_len) if mask == "causal" else None
         errors = {}  # (whose, name) -> [largest, root mean square], of every seed
         for seed in range(SEEDS):
-            q, k, v, dout = make(2, q_len, k_len, heads, kv_heads, dim, 3.0, seed)
+            q, k, v, dout = make(2, q_len, k_len, heads, kv_heads, dim, 3.0, seed, DTYPE)
             grad = dout if backward else None
             expected = reference(q, k, v, scale, ranges, grad)
             ours = run_ours(kernels, q, k, v, scale, ranges, grad)
@@ -368,7 +107,7 @@ def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges,
     label = f"{name} {length} {heads}/{kv_heads} D{dim} {mask}"
     if not WORDS.wants(label):
         return {}
-    q, k, v, dout = make(batch, length, length, heads, kv_heads, dim, 1.0)
+    q, k, v, dout = make(batch, length, length, heads, kv_heads, dim, 1.0, dtype=DTYPE)
     scale = dim ** -0.5
     flop = 4 * visible_pairs(q, k, ranges) * heads * dim
     out = torch.empty_like(q)
@@ -474,7 +213,7 @@ def decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim):
     label = f"b{batch} {q_len}x{k_len} {heads}/{kv_heads} D{dim}"
     if not WORDS.wants(label):
         return {}
-    q, k, v, _ = make(batch, q_len, k_len, heads, kv_heads, dim, 1.0)
+    q, k, v, _ = make(batch, q_len, k_len, heads, kv_heads, dim, 1.0, dtype=DTYPE)
     ranges = causal(q_len, k_len) if q_len > 1 else None
     scale = dim ** -0.5
     out = torch.empty_like(q)
@@ -529,9 +268,6 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     kernels = Kernels(sys.argv[1])
     mode = sys.argv[2]
-    global DTYPE
-    if "float16" in WORDS:
-        DTYPE = torch.float16
     backward = "forward" not in WORDS
     failed = 0
     if mode == "check":

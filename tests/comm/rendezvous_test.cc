@@ -3,18 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <functional>
 #include <iterator>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +16,7 @@
 #include "burst/comm/tcp/greeting.h"
 #include "burst/comm/tcp/socket.h"
 #include "tests/comm/local_rendezvous.h"
+#include "tests/comm/meeting.h"
 #include "tests/comm/relay.h"
 #include "tests/testing/subprocess.h"
 
@@ -36,48 +28,6 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 
 Deadline In(milliseconds time) { return steady_clock::now() + time; }
-
-struct Outcome {
-  std::vector<absl::Status> statuses;
-  std::vector<int> strangers, doubles;
-};
-
-// Makes a rendezvous of all ranks, as threads. `strange` runs on the port before the others come.
-Outcome Meet(
-    const std::vector<RendezvousOptions>& ranks, Listener listener = Listener(),
-    const std::function<void()>& strange = [] {}) {
-  Outcome outcome;
-  outcome.statuses.resize(ranks.size());
-  outcome.strangers.resize(ranks.size());
-  outcome.doubles.resize(ranks.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (rank == 1) strange();
-    threads.emplace_back([&, rank] {
-      const auto met = Rendezvous(ranks[rank], rank == 0 ? std::move(listener) : Listener());
-      outcome.statuses[rank] = met.status();
-      if (!met.ok()) return;
-      outcome.strangers[rank] = met->strangers;
-      outcome.doubles[rank] = met->doubles;
-      for (size_t peer = 0; peer < ranks.size(); ++peer) {
-        EXPECT_EQ(met->links[peer].socket.fd() < 0, peer == rank);
-        EXPECT_EQ(met->links[peer].seal.has_value(), peer != rank && !ranks[rank].folder);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return outcome;
-}
-
-std::vector<RendezvousOptions> AllOptions(int world_size, int port) {
-  std::vector<RendezvousOptions> all;
-  for (int rank = 0; rank < world_size; ++rank) all.push_back(Options(rank, world_size, port));
-  return all;
-}
-
-void ExpectOk(const Outcome& outcome) {
-  EXPECT_EQ(outcome.statuses, std::vector<absl::Status>(outcome.statuses.size()));
-}
 
 Socket Call(int port) {
   absl::StatusOr<Socket> socket = Connect("127.0.0.1", port, In(seconds(5)));
@@ -373,121 +323,6 @@ TEST(Rendezvous, HeldPortsAreWaitedFor) {
             absl::UnavailableError(
                 absl::StrCat("rank 0 waited 0.3 s in vain: no port is free from ", for_ever.port(),
                              " to ", for_ever.port(), "; MASTER_PORT says where rank 0 listens")));
-}
-
-class InAFolder : public testing::Test {
- protected:
-  void SetUp() override {
-    path_ = FreshTestFolder();
-    folder_ = FolderAt(path_);
-  }
-  std::vector<RendezvousOptions> Ranks(int world_size) const {
-    std::vector<RendezvousOptions> all = AllOptions(world_size, 1234);
-    for (RendezvousOptions& options : all) {
-      options.folder = folder_;
-      options.token = "";
-    }
-    return all;
-  }
-  int FilesLeft() const {
-    const auto files = std::filesystem::directory_iterator(path_);
-    return static_cast<int>(std::distance(begin(files), end(files)));
-  }
-
-  std::string path_;
-  std::optional<SocketFolder> folder_;
-};
-
-TEST_F(InAFolder, EveryTwoRanksConnect) {
-  const Outcome outcome = Meet(Ranks(5));
-  ExpectOk(outcome);
-  EXPECT_EQ(outcome.strangers, std::vector<int>(5));
-  EXPECT_EQ(FilesLeft(), 0);
-}
-
-// Two jobs have one name, and no rank of one meets the other's.
-TEST_F(InAFolder, JobsOfOneNameMeetOneAfterTheOther) {
-  std::vector<RendezvousOptions> ranks = Ranks(2);
-  std::vector<absl::Status> statuses(4);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&, i] { statuses[i] = Rendezvous(ranks[i / 2]).status(); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(statuses, std::vector<absl::Status>(4));
-  EXPECT_EQ(FilesLeft(), 0);
-}
-
-// Another token, port or name distinguishes jobs.
-TEST_F(InAFolder, OtherJobsDoNotMeet) {
-  std::vector<RendezvousOptions> ranks = Ranks(2);
-  for (RendezvousOptions& options : ranks) options.timeout = milliseconds(500);
-  const RendezvousOptions plain = ranks[1];
-  for (int difference = 0; difference < 3; ++difference) {
-    ranks[1] = plain;
-    if (difference == 0) ranks[1].token = kToken;
-    if (difference == 1) ranks[1].port = 4321;
-    if (difference == 2) ranks[1].job = "another";
-    const auto statuses = Meet(ranks).statuses;
-    EXPECT_EQ(statuses[0].message(), "rank 0 waited 0.5 s in vain for rank 1 of 2");
-    EXPECT_TRUE(absl::StrContains(statuses[1].message(), "found no rank 0 at " + path_))
-        << statuses[1];
-  }
-}
-
-TEST_F(InAFolder, WhatAKilledProcessLeftIsReplaced) {
-  const pid_t pid = fork();
-  if (pid == 0) {
-    alarm(20);
-    (void)Rendezvous(Ranks(2)[0]);
-    std::_Exit(0);
-  }
-  while (FilesLeft() < 2) std::this_thread::sleep_for(milliseconds(5));  // the socket and its lock
-  std::this_thread::sleep_for(milliseconds(100));
-  kill(pid, SIGKILL);
-  waitpid(pid, nullptr, 0);
-  EXPECT_EQ(FilesLeft(), 2);
-  ExpectOk(Meet(Ranks(2)));
-  EXPECT_EQ(FilesLeft(), 0);
-}
-
-// This holds even if the folder is open to all.
-TEST_F(InAFolder, AnotherUserIsAStranger) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
-  constexpr uid_t kNobody = 65534;
-  std::vector<RendezvousOptions> ranks = Ranks(2);
-  pid_t pid = 0;
-  const Outcome outcome = Meet(ranks, Listener(), [&] {
-    while (FilesLeft() < 2) std::this_thread::sleep_for(milliseconds(5));
-    std::string name;
-    for (const auto& file : std::filesystem::directory_iterator(path_)) {
-      if (file.path().extension() == ".0") name = file.path().filename();
-      chmod(file.path().c_str(), 0777);
-    }
-    sockaddr_un address = {};
-    address.sun_family = AF_UNIX;
-    ASSERT_LT(name.size(), sizeof(address.sun_path)) << name;
-    name.copy(address.sun_path, name.size());
-    const auto connects = [&] {
-      pid = fork();
-      if (pid == 0) {
-        const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-        const bool connected =
-            chdir(path_.c_str()) == 0 && setuid(kNobody) == 0 &&
-            connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
-        char byte;
-        std::_Exit(connected ? 10 + static_cast<int>(recv(fd, &byte, 1, 0)) : 1);
-      }
-      int status = 0;
-      waitpid(pid, &status, 0);
-      return WEXITSTATUS(status);
-    };
-    EXPECT_EQ(connects(), 1) << "a folder of mode 700";
-    chmod(path_.c_str(), 0755);
-    EXPECT_EQ(connects(), 10) << "is hung up";
-  });
-  ExpectOk(outcome);
-  EXPECT_EQ(outcome.strangers[0], 1);
 }
 
 // The interfaces on which a job of several hosts listens. The name of rank 0's host may be

@@ -181,7 +181,7 @@ TEST_F(Places, ARankThatIsLostOrAskedToStopWithADividedState) {
     StartAndPause(c);
     (*c.processes)[c.victim].Signal(stops ? SIGTERM : SIGKILL);
     if (stops) {
-      SleepMs(20);  // arrives, also where it only asks
+      SleepMs(20);  // time for the signal to arrive
       c.processes->GoOn();
       EXPECT_EQ(EndOf((*c.processes)[c.victim]).exit_code, 128 + SIGTERM);
       ExpectOthersEnd(c, "", /*exit_code=*/0);
@@ -263,7 +263,7 @@ TEST_F(Places, ARankThatIsAskedToStop) {
     SCOPED_TRACE(c.run);
     StartAndPause(c);
     (*c.processes)[c.victim].Signal(SIGTERM);
-    SleepMs(20);  // arrives, also where it only asks
+    SleepMs(20);  // time for the signal to arrive
     c.processes->GoOn();
     EXPECT_EQ(EndOf((*c.processes)[c.victim]).exit_code, 128 + SIGTERM);
     if (IsBeforeTheSteps(c.place)) {

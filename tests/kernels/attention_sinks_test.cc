@@ -272,7 +272,7 @@ TEST(AttentionSinksTest, CountOnceInAMerge) {
     NaiveScores naive;
     naive.sinks = values;
     const AttentionResults expected = problem.Reference(DType::kFloat64, naive);
-    const double u = Is16Bit(dtype) ? 0x1p-8 : 0;  // of P and of out
+    const double u = Is16Bit(dtype) ? 0x1p-8 : 0;  // rounding of P and of out
     EXPECT_LE(RelativeError(out, expected.out), u + 4 * Tolerance(dtype)) << Name(dtype);
   }
 }

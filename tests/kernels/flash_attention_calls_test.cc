@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(All, DTypeTest, testing::Values(DType::kFloat32, DType:
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 TEST_P(DTypeTest, EmptyRowsHoldZeroAndMinusInfinity) {
-  // Causal with more queries than keys: the first 60 see nothing.
+  // The mask is causal with more queries than keys, so the first 60 see nothing.
   const Problem problem(1, 100, 40, 2, 1, 16, MaskKind::kCausal, GetParam());
   const AttentionResults result = RunAttention(problem);
   const Tensor out = result.out.Slice(1, 0, 60), dq = result.dq.Slice(1, 0, 60);
@@ -41,7 +41,7 @@ TEST_P(DTypeTest, EmptyRowsHoldZeroAndMinusInfinity) {
   ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
 }
 
-// The operands as slices of fused tensors give the same bits, and nothing else is written.
+// Operands that are slices of fused tensors give the same bits, and nothing else is written.
 TEST_P(DTypeTest, StridedOperands) {
   constexpr int64_t kBatch = 2, kSeqlen = 150, kHeads = 4, kKvHeads = 2, kDim = 20;
   constexpr int64_t kFused = kHeads + 2 * kKvHeads;
@@ -60,7 +60,7 @@ TEST_P(DTypeTest, StridedOperands) {
   q.CopyFrom(contiguous.q);
   k.CopyFrom(contiguous.k);
   v.CopyFrom(contiguous.v);
-  // out: in the middle of a tensor that is one larger on every side.
+  // out lies in the middle of a tensor that is one larger on every side.
   const Tensor frame =
       Tensor::Empty({kBatch, kSeqlen + 2, kHeads + 2, kDim + 2}, GetParam(), kTestDevice);
   frame.Fill(42);
@@ -130,7 +130,7 @@ TEST_P(DTypeTest, GradientsAccumulate) {
   EXPECT_LE(RelativeError(dv, once.dv), Tolerance(GetParam()));
 }
 
-// The first call for a head assigns its gradients, whatever was there.
+// The first call for a head assigns its gradients over any content.
 TEST_P(DTypeTest, HeadsBeginInDifferentCalls) {
   for (int64_t d : {16, 40}) {
     Problem problem(2, 150, 110, 8, 4, d, MaskKind::kFull, GetParam());
@@ -148,7 +148,8 @@ TEST_P(DTypeTest, HeadsBeginInDifferentCalls) {
   }
 }
 
-// Assigned gradients have the bits of gradients added to zeros, in whatever memory, and strided.
+// Assigned gradients have the bits of gradients that are added to zeros, in any memory, and
+// strided.
 TEST_P(DTypeTest, GradientsAreAssigned) {
   for (const auto& [q_len, k_len] :
        {std::pair(90, 90), std::pair(0, 9), std::pair(9, 0), std::pair(300, 40)}) {
@@ -171,7 +172,7 @@ TEST_P(DTypeTest, GradientsAreAssigned) {
   }
 }
 
-// Also under a mask that shows it keys, a query whose lse is -inf has no probabilities.
+// A query whose lse is -inf has no probabilities, even if the mask shows it keys.
 TEST_P(DTypeTest, RowsOfMinusInfinityHaveNoGradient) {
   const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
   const Tensor lse = Tensor::EmptyLike(problem.dlse), delta = Tensor::ZerosLike(problem.dlse);
@@ -195,8 +196,8 @@ TEST_P(DTypeTest, NoDlseIsZeroDlse) {
   EXPECT_EQ(with.ToVector<double>(), without.ToVector<double>());
 }
 
-// Scores far beyond what exp can take. A score s carries an error of about eps |s|, which becomes
-// the relative error of its probability.
+// Scores are far too large for exp. A score s carries an error of about eps |s|, which becomes the
+// relative error of its probability.
 TEST_P(DTypeTest, LargeScores) {
   const double epsilon = GetParam() == DType::kFloat32 ? 0x1p-23 : 0x1p-52;
   for (double magnitude : {3.0, 10.0, 100.0}) {
@@ -208,8 +209,8 @@ TEST_P(DTypeTest, LargeScores) {
   }
 }
 
-// Errors of a plain softmax in float32: one sum of products per score, scaled, less the largest
-// score of the row. For one head without a mask.
+// Errors of a plain softmax in float32, for one head without a mask. It takes one sum of products
+// per score, scaled, less the largest score of the row.
 struct NaiveErrors {
   double out = 0, lse = 0;  // sums of squares
 };
@@ -268,7 +269,8 @@ TEST(HugeScoresTest, NoWorseThanNaiveFloat32) {
   }
 }
 
-// A NaN is never masked away: who sees the key gets NaN, who does not sees nothing of it.
+// A mask never hides a NaN from a query that sees its key, which gets NaN. Other queries do not
+// change.
 TEST_P(DTypeTest, NaNReachesThoseWhoSeeIt) {
   constexpr int64_t kLength = 200, kBad = 120;
   const Problem problem(1, kLength, kLength, 1, 1, 16, MaskKind::kCausal, GetParam());

@@ -182,7 +182,7 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
     add(kind != given_strategy, absl::StrCat("--strategy=", Name(kind)));
     choices.push_back({*std::move(config), std::move(options)});
   };
-  // Tensor parallelism sends more than fits a network between nodes.
+  // Tensor parallelism sends too much for a network between nodes.
   const int64_t most_stages = std::max<int64_t>(given_mesh.stages, mesh ? c.train.accumulate : 1);
   const int64_t most_tensor =
       std::max<int64_t>(given_mesh.tensor, mesh ? std::min(gpus, c.gpus_per_node) : 1);

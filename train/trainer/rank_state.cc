@@ -46,7 +46,7 @@ ExecutionPlan::Offload OffloadOf(const ResolvedConfig& config) {
   if (!OffloadsActivations(config.offload)) return {};
   const Mesh& mesh = config.mesh;
   const int ranks = mesh.sequence * (config.spreads_stream ? mesh.tensor : 1);
-  // A rank has at most one token, or chunk, more than an equal share, rounded up.
+  // A rank has at most one token or chunk more than an equal share, rounded up.
   const int64_t step = config.exact ? std::min(config.exact_chunk, config.seqlen) : 1;
   const int64_t share = (config.seqlen / step + ranks - 1) / ranks + 1;
   const int64_t length = std::min(config.seqlen, share * step);
