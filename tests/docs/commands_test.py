@@ -22,11 +22,11 @@ TINY = "--model=" + json.dumps(dict(family="llama", layers=4, width=32, heads=4,
 # The file of each program, and options that make it small. They come last, so they win over the page's.
 PROGRAMS = {
     "train": ("train/train", ["--steps=2", "--seqlen=32", "--batch=8", "--eval_every=0", "--sample=0", "--threads=1"]),
-    "plan": ("train/plan/plan", ["--seqlen=1024"]),
-    "generate": ("train/generate/generate", ["--tokens=4"]),
-    "tokenize": ("train/tokenize/tokenize", []),
-    "export": ("train/huggingface/export", []),
-    "import": ("train/huggingface/import", []),
+    "plan": ("train/tools/plan", ["--seqlen=1024"]),
+    "generate": ("train/tools/generate", ["--tokens=4"]),
+    "tokenize": ("train/tools/tokenize", []),
+    "export": ("train/tools/export", []),
+    "import": ("train/tools/import", []),
     "attention": ("examples/attention", []),
 }
 # The begin of a command that is not run, and why.

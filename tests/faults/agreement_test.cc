@@ -225,7 +225,7 @@ TEST_F(Disagreement, RanksThatGenerate) {
                            "MASTER_ADDR=localhost",
                            absl::StrCat("MASTER_PORT=", port)};
       if (rank == 1) command = Plus(command, environment);
-      command = Plus(command, {ProgramPath("train/generate/generate"), "--checkpoint=run",
+      command = Plus(command, {ProgramPath("train/tools/generate"), "--checkpoint=run",
                                "--prompt=line", "--tokens=10"});
       if (rank == 1) command = Plus(command, options);
       processes.push_back(std::make_unique<Subprocess>(

@@ -99,15 +99,15 @@ TEST_F(Memory, OfAGeneration) {
                                  "--threads=2", "--out=model"});
   ASSERT_EQ(RunUnder(kEnough, train).exit_code, 0);
   for (const char* ranks : {"--ranks=1", "--ranks=2"}) {
-    Sweep({ProgramPath("train/generate/generate"), "--device=cpu", "--checkpoint=model",
-           "--tokens=4", absl::StrCat("--prompt=", std::string(4000, 'a')), ranks},
+    Sweep({ProgramPath("train/tools/generate"), "--device=cpu", "--checkpoint=model", "--tokens=4",
+           absl::StrCat("--prompt=", std::string(4000, 'a')), ranks},
           14 * kMiB, 40 * kMiB, 10);
   }
 }
 
 TEST_F(Memory, OfATokenization) {
   for (const char* threads : {"--threads=1", "--threads=3"}) {
-    Sweep({ProgramPath("train/tokenize/tokenize"), "--data=text.txt",
+    Sweep({ProgramPath("train/tools/tokenize"), "--data=text.txt",
            absl::StrCat("--tokenizer=", ProgramPath("tests/train/tokenizers/tiny")), threads,
            "--out=shards"},
           24 * kMiB, 120 * kMiB, 10);

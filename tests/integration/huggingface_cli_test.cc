@@ -25,7 +25,7 @@ constexpr char kTokenizer[] = "{\"model\": \"of another program\"}";
 class HuggingFaceCli : public TrainCli {
  protected:
   Result Run(const std::string& program, std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), ProgramPath("train/huggingface/" + program));
+    arguments.insert(arguments.begin(), ProgramPath("train/tools/" + program));
     return Subprocess(arguments, {folder_}).Wait();
   }
 

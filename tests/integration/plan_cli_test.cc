@@ -14,7 +14,7 @@ namespace {
 class PlanCli : public TrainCli {
  protected:
   Result Plan(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), ProgramPath("train/plan/plan"));
+    arguments.insert(arguments.begin(), ProgramPath("train/tools/plan"));
     return Subprocess(arguments, {folder_}).Wait();
   }
 };

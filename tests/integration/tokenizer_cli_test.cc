@@ -23,7 +23,7 @@ class TokenizerCli : public TrainCli {
   }
 
   Result Tokenize(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), ProgramPath("train/tokenize/tokenize"));
+    arguments.insert(arguments.begin(), ProgramPath("train/tools/tokenize"));
     return Subprocess(arguments, {folder_}).Wait();
   }
 };
@@ -71,7 +71,7 @@ TEST_F(TokenizerCli, TrainsOnShards) {
 TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
   ExpectSuccess(Train({"--tokenizer=tiny", "--steps=5", "--eval_every=0", "--out=run"}));
   const Result exported =
-      Subprocess({ProgramPath("train/huggingface/export"), "run", "--out=home"}, {folder_}).Wait();
+      Subprocess({ProgramPath("train/tools/export"), "run", "--out=home"}, {folder_}).Wait();
   ExpectSuccess(exported);
   const auto text = [&](const std::string& from, const std::string& more) {
     const Result result =
@@ -100,7 +100,7 @@ TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
 TEST_F(TokenizerCli, TheTokenizerOfAModelIsTheRuns) {
   ExpectSuccess(Train({"--tokenizer=tiny", "--steps=2", "--eval_every=0", "--out=run"}));
   const auto run = [&](const std::string& program, std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), ProgramPath("train/huggingface/" + program));
+    arguments.insert(arguments.begin(), ProgramPath("train/tools/" + program));
     ExpectSuccess(Subprocess(arguments, {folder_}).Wait());
   };
   run("export", {"run", "--out=home"});
@@ -176,7 +176,7 @@ TEST_F(TokenizerCli, APackedModelStopsAtTheEndOfADocument) {
 TEST_F(TokenizerCli, PromptsThatAModelCannotReadAreTold) {
   ExpectSuccess(Train({"--tokenizer=tiny_gpt2", "--steps=2", "--eval_every=0", "--out=run"}));
   ExpectSuccess(
-      Subprocess({ProgramPath("train/huggingface/export"), "run", "--out=home"}, {folder_}).Wait());
+      Subprocess({ProgramPath("train/tools/export"), "run", "--out=home"}, {folder_}).Wait());
   fs::copy(Path("tiny/tokenizer.json"), Path("home/tokenizer.json"));  // 404 tokens, the model 381
   const auto generate = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--tokens=40", "--temperature=0"});
@@ -202,7 +202,7 @@ TEST_F(TokenizerCli, PromptsThatAModelCannotReadAreTold) {
   const Result file = generate({"--checkpoint=run", "--prompt_file=short.txt"});
   ExpectSuccess(file);
   EXPECT_EQ(file.out, generate({"--checkpoint=run", "--prompt=line"}).out);
-  const std::string program = ProgramPath("train/generate/generate");
+  const std::string program = ProgramPath("train/tools/generate");
   const Result input =
       Subprocess({"/bin/sh", "-c",
                   "printf line | '" + program +

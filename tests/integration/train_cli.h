@@ -69,7 +69,7 @@ class TrainCli : public testing::Test {
   }
 
   Result Generate(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), ProgramPath("train/generate/generate"));
+    arguments.insert(arguments.begin(), ProgramPath("train/tools/generate"));
     return Subprocess(arguments, {folder_}).Wait();
   }
 

@@ -64,7 +64,7 @@ TEST_F(TrainCli, TensorBoardReadsAFileOfEachStart) {
 }
 
 TEST_F(TrainCli, Version) {
-  for (const char* program : {"train/train", "train/generate/generate"}) {
+  for (const char* program : {"train/train", "train/tools/generate"}) {
     const Result result = Subprocess({ProgramPath(program), "--version"}, {folder_}).Wait();
     ExpectSuccess(result);
     EXPECT_TRUE(absl::StartsWith(result.out, "Burst 0.")) << result.out;
@@ -79,7 +79,7 @@ TEST_F(TrainCli, FoldersAreNumbered) {
 }
 
 TEST_F(TrainCli, Help) {
-  for (const char* program : {"train/train", "train/generate/generate"}) {
+  for (const char* program : {"train/train", "train/tools/generate"}) {
     const Result result = Subprocess({ProgramPath(program), "--help"}, {folder_}).Wait();
     ExpectSuccess(result);
     EXPECT_TRUE(absl::StrContains(result.out, "--seed=1")) << result.out;
@@ -288,7 +288,7 @@ TEST_F(TrainCli, GenerationIsAFunctionOfItsSeed) {
   // an error of all ranks.
   const auto processes = [&](std::vector<std::string> more) {
     std::vector<std::string> command = {ProgramPath("tests/faults/launcher.sh"), "torchrun", "2",
-                                        "5", ProgramPath("train/generate/generate")};
+                                        "5", ProgramPath("train/tools/generate")};
     command.insert(command.end(), base.begin(), base.end());
     command.insert(command.end(), more.begin(), more.end());
     return Subprocess(command, {folder_}).Wait();

@@ -161,11 +161,11 @@ def check_files(name, model, tokens, there, folder, failures):
     )
 
     # There and back.
-    run(program("train/huggingface/import"), folder / "one", f"--out={folder / 'in'}")
+    run(program("train/tools/import"), folder / "one", f"--out={folder / 'in'}")
     check_logits("logits of the import", logits_here(folder / "in", tokens, folder), there,
                  failures)
     for file_mb, out in (5000, "out"), (1, "outs"):
-        run(program("train/huggingface/export"), folder / "in", f"--out={folder / out}",
+        run(program("train/tools/export"), folder / "in", f"--out={folder / out}",
             f"--file_mb={file_mb}")
     before = weights_of(folder / "one")
     check_same("exported tensors", before, weights_of(folder / "out"), failures)
@@ -181,7 +181,7 @@ def check_files(name, model, tokens, there, folder, failures):
     # Without what the model came with, config.json is made anew.
     for kept in (folder / "in" / "huggingface").glob("*"):
         kept.unlink()
-    run(program("train/huggingface/export"), folder / "in", f"--out={folder / 'bare'}")
+    run(program("train/tools/export"), folder / "in", f"--out={folder / 'bare'}")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "bare", attn_implementation="eager"
     )
@@ -190,13 +190,13 @@ def check_files(name, model, tokens, there, folder, failures):
     # Other dtypes.
     half = hf_models.make(name).to(torch.bfloat16)
     half.save_pretrained(folder / "bf16")
-    run(program("train/huggingface/import"), folder / "bf16", f"--out={folder / 'in16'}")
-    run(program("train/huggingface/export"), folder / "in16", f"--out={folder / 'out16'}")
+    run(program("train/tools/import"), folder / "bf16", f"--out={folder / 'in16'}")
+    run(program("train/tools/export"), folder / "in16", f"--out={folder / 'out16'}")
     check_same("bfloat16, there and back", weights_of(folder / "bf16"),
                weights_of(folder / "out16"), failures)
     hf_models.make(name).to(torch.float16).save_pretrained(folder / "f16")
-    run(program("train/huggingface/import"), folder / "f16", f"--out={folder / 'inf16'}")
-    run(program("train/huggingface/export"), folder / "inf16", f"--out={folder / 'outf16'}")
+    run(program("train/tools/import"), folder / "f16", f"--out={folder / 'inf16'}")
+    run(program("train/tools/export"), folder / "inf16", f"--out={folder / 'outf16'}")
     check_same("float16, there and back", weights_of(folder / "f16"),
                weights_of(folder / "outf16"), failures)
 
@@ -238,7 +238,7 @@ def check_model(name, args):
               f"{max(errors):.1e}{'' if ok else '  DIFFERS'}")
         if not ok:
             failures.append("losses")
-        run(program("train/huggingface/export"), folder / "run", f"--out={folder / 'trained'}")
+        run(program("train/tools/export"), folder / "run", f"--out={folder / 'trained'}")
         trained = transformers.AutoModelForCausalLM.from_pretrained(
             folder / "trained", attn_implementation="eager"
         )

@@ -222,7 +222,7 @@ def tokens_of(folder):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tokenize", default="bazel-bin/train/tokenize/tokenize")
+    parser.add_argument("--tokenize", default="bazel-bin/train/tools/tokenize")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--megabytes", type=int, default=110)
     parser.add_argument("--seed", type=int, default=1)

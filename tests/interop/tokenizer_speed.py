@@ -19,7 +19,7 @@ import tokenizer_parity as parity
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tokenize", default="bazel-bin/train/tokenize/tokenize")
+    parser.add_argument("--tokenize", default="bazel-bin/train/tools/tokenize")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=30)

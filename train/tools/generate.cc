@@ -1,4 +1,6 @@
 // bazel run //train:generate: generates text from a checkpoint or a Hugging Face directory.
+#include "train/generate/generate.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -36,7 +38,6 @@
 #include "train/config/agreed_options.h"
 #include "train/config/config.h"
 #include "train/data/tokenizer.h"
-#include "train/generate/generate.h"
 #include "train/huggingface/pretrained.h"
 
 namespace burst {

@@ -1,4 +1,4 @@
-#include "train/tokenize/tokenize.h"
+#include "train/data/tokenize.h"
 
 #include <stdio.h>
 

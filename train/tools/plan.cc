@@ -1,4 +1,6 @@
 // bazel run //train:plan: prints the memory and the time of a training step, without its GPUs.
+#include "train/plan/plan.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -15,7 +17,6 @@
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
 #include "train/plan/fit.h"
-#include "train/plan/plan.h"
 #include "train/plan/plan_options.h"
 
 namespace burst {

@@ -1,4 +1,6 @@
 // bazel run //train:tokenize: turns texts into shards.
+#include "train/data/tokenize.h"
+
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -10,7 +12,6 @@
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
 #include "burst/cli/text.h"
-#include "train/tokenize/tokenize.h"
 
 namespace burst {
 namespace {
