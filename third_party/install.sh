@@ -3,7 +3,10 @@
 # Ubuntu 22.04 and 24.04 are accepted too: their packages have the same names, but this was not
 # tried there. Quick and silent when nothing is missing.
 #
-#   third_party/install.sh [--fuzz]    --fuzz: also clang, for the fuzzers of tests/fuzz
+#   third_party/install.sh [--mpi] [--fuzz]
+#
+# --mpi: also Open MPI, for --comm=mpi and the tests under mpirun. --fuzz: also clang, for the
+# fuzzers of tests/fuzz.
 set -euo pipefail
 
 packages=(
@@ -22,8 +25,6 @@ packages=(
   libgtest-dev           # tests
   libgmock-dev
   libbenchmark-dev       # benchmarks
-  libopenmpi-dev         # ranks as processes
-  openmpi-bin
   bible-kjv              # the English text that //train learns by default
   xz-utils               # packs what goes to a GPU machine
 )
@@ -33,11 +34,13 @@ fail() {
   exit 1
 }
 
-case "$*" in
-  "") ;;
-  --fuzz) packages+=(clang libclang-rt-dev) ;;
-  *) fail "there is no option $*; the only one is --fuzz" ;;
-esac
+for option in "$@"; do
+  case $option in
+    --mpi) packages+=(libopenmpi-dev openmpi-bin) ;;
+    --fuzz) packages+=(clang libclang-rt-dev) ;;
+    *) fail "there is no option $option; give --mpi or --fuzz" ;;
+  esac
+done
 
 id='' version=''
 if [ -r /etc/os-release ]; then

@@ -172,8 +172,7 @@ absl::Status Run(const ScalingOptions& options) {
 
 int Main(int argc, char** argv) {
   if (PrintHelpOrVersion(argc, argv, ScalingHelp())) return 0;
-  absl::StatusOr<ScalingOptions> options =
-      ScalingOptionsFromArguments(argc, argv, DetectLaunch(/*mpi=*/nullptr));
+  absl::StatusOr<ScalingOptions> options = ScalingOptionsFromArguments(argc, argv, DetectLaunch());
   absl::Status usage = options.status();
   if (usage.ok()) usage = CheckModelExperiment(*options);
   if (!usage.ok()) return RefuseUsage(usage, ProcessRank());

@@ -92,8 +92,7 @@ absl::StatusOr<ResolvedConfig> ConfigOf(const ScalingOptions& options, const Cas
     config.ranks_per_node = defaults.ranks_per_node;
     config.ring_grad_dtype = defaults.ring_grad_dtype;
   }
-  BURST_ASSIGN_OR_RETURN(ResolvedConfig resolved,
-                         ResolveConfig(config, DetectLaunch(/*mpi=*/nullptr)));
+  BURST_ASSIGN_OR_RETURN(ResolvedConfig resolved, ResolveConfig(config, DetectLaunch()));
   resolved.spreads_stream = c.method.megatron != Megatron::kTp;
   return resolved;
 }

@@ -81,8 +81,9 @@ absl::Status Run(int stuck_rank, int waits, int argc, char** argv) {
   if (options.comm == CommChoice::kMpi) {
     BURST_ASSIGN_OR_RETURN(mpi, CreateMpiCommunicator());
   }
-  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config,
-                         ResolveConfig(options, DetectLaunch(mpi.get())));
+  Launch found = DetectLaunch();
+  if (mpi != nullptr) found.processes = mpi->world_size();
+  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, found));
   const Watchdog watchdog(std::chrono::seconds(config.patience));
   BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
   const auto train = [&](Communicator& inner) -> absl::Status {

@@ -378,7 +378,7 @@ int Main(int argc, char** argv) {
   if (usage.ok()) usage = Check(config);
   absl::StatusOr<Place> place;
   if (usage.ok()) {
-    place = FindPlace(config, DetectLaunch(/*mpi=*/nullptr));
+    place = FindPlace(config, DetectLaunch());
     usage = place.status();
   }
   if (usage.ok() && place->ranks == 1 && options.Given("layout")) {

@@ -28,7 +28,9 @@ int Main(int argc, char** argv) {
     if (!created.ok()) return ExitCode(created.status(), kExitFailure);
     mpi = *std::move(created);
   }
-  const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, DetectLaunch(mpi.get()));
+  Launch launch = DetectLaunch();
+  if (mpi != nullptr) launch.processes = mpi->world_size();
+  const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, launch);
   if (!config.ok()) return RefuseUsage(config.status(), ProcessRank());
 
   const absl::Status status = RunTraining(*config, mpi.get(), CheckMemory);

@@ -223,7 +223,7 @@ int ProcessRank() {
   return found.ok() && found->has_value() ? (*found)->rank : 0;
 }
 
-Launch DetectLaunch(const Communicator* mpi) {
+Launch DetectLaunch() {
   Launch launch;
   launch.cores = NumCores();
   launch.gpus = CudaDeviceCount();
@@ -240,7 +240,6 @@ Launch DetectLaunch(const Communicator* mpi) {
       launch.ranks_per_node = (*found)->local_size;
     }
   }
-  if (mpi != nullptr) launch.processes = mpi->world_size();
   // Processes that are bound to cores see only those cores. Others share the machine's cores.
   if (launch.cores == sysconf(_SC_NPROCESSORS_ONLN)) launch.cores /= processes_here;
   launch.cores = std::max(1, launch.cores);

@@ -17,7 +17,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "burst/comm/communicator.h"
 
 namespace burst {
 
@@ -61,15 +60,13 @@ struct Launch {
   int gpus = 0;   // that this process sees
   std::string launcher = "mpirun";
   absl::Status error = absl::OkStatus();  // in the launcher's environment variables
-  // In the variables of the job's token (job_token.h), which processes need unless MPI connects
-  // them.
+  // In the variables of the job's token (job_token.h), which processes need over sockets and NCCL.
   absl::Status token_error = absl::OkStatus();
   // Processes of each host, if every host has as many and their ranks are consecutive; 0: unknown.
   int ranks_per_node = 0;
 };
 
-// `mpi`: the communicator of all processes where MPI is the transport, else null.
-Launch DetectLaunch(const Communicator* mpi);
+Launch DetectLaunch();
 
 // The first host of a Slurm list such as "gpu[003-004,7],login": "gpu003".
 std::string FirstHost(const std::string& node_list);

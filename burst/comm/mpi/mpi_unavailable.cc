@@ -5,7 +5,7 @@ namespace burst {
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator() {
   return absl::UnimplementedError(
-      "this build has no MPI: install Open MPI (libopenmpi-dev, openmpi-bin) and build again");
+      "this build has no MPI: run third_party/install.sh --mpi, and build again");
 }
 
 }  // namespace burst
