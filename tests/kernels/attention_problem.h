@@ -196,6 +196,13 @@ inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_
 
 // ---- Problems, and the kernels run on them.
 
+struct Heads {
+  int64_t heads, kv_heads;
+};
+struct Lengths {
+  int64_t q_len, k_len;
+};
+
 struct Problem {
   Problem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads, int64_t d,
           MaskKind kind, DType dtype, double magnitude = 1)

@@ -76,13 +76,6 @@ void ExpectNoWorse(const AttentionResults& result, const Problem& problem) {
   ExpectNoWorse(result, problem.Reference(problem.q.dtype()), problem.Reference());
 }
 
-struct Heads {
-  int64_t heads, kv_heads;
-};
-struct Lengths {
-  int64_t q_len, k_len;
-};
-
 using Case = std::tuple<Kernels, Heads, int64_t /*head_dim*/, Lengths, MaskKind>;
 class SweepTest : public testing::TestWithParam<Case> {};
 

@@ -25,13 +25,6 @@ const AttentionKernels& Kernels() { return KernelsOf(kTestDevice); }
 
 // ---- The sweep.
 
-struct Heads {
-  int64_t heads, kv_heads;
-};
-struct Lengths {
-  int64_t q_len, k_len;
-};
-
 class SweepTest
     : public testing::TestWithParam<std::tuple<Heads, int64_t /*head_dim*/, Lengths, MaskKind>> {};
 

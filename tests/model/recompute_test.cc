@@ -119,14 +119,13 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   BurstAttentionOptions options;
   options.scores = ScoresOf(config);
   options.ranks_per_node = ranks.per_node;
+  const bool tensor = ranks.tensor_parallel != Ranks::kNo;
   BURST_ASSIGN_OR_RETURN(
       const auto attention,
-      CreateAttention(ranks.strategy, options, ranks.group, ranks.tensor_parallel ? nullptr : &comm,
-                      ranks.tensor_parallel ? RankGroup{2, comm.rank()} : RankGroup{}));
+      CreateAttention(ranks.strategy, options, ranks.group, tensor ? nullptr : &comm,
+                      tensor ? RankGroup{2, comm.rank()} : RankGroup{}));
   TensorParallel parallel;
-  if (ranks.tensor_parallel) {
-    parallel = TensorParallel(&comm, ranks.tensor_parallel == Ranks::kTpSp);
-  }
+  if (tensor) parallel = TensorParallel(&comm, ranks.tensor_parallel == Ranks::kTpSp);
   BURST_ASSIGN_OR_RETURN(const auto model,
                          Transformer::Create(config, dtype, /*seed=*/3, kTestDevice, parallel));
   const Text text = RandomText(/*vocab=*/13, /*packed=*/ranks.length > 5, ranks.length);
