@@ -46,8 +46,8 @@ absl::Status AttentionCall::Check(const AttentionKernels& kernels) const {
   BURST_RETURN_IF_ERROR(CheckTensor("v", v, like_q, q.dtype(), q.device()));
   BURST_RETURN_IF_ERROR(kernels.Check(q.device(), q.dtype(), q.dim(3)));
   if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("k: its heads must divide the ", q.dim(2), " of q; got ", k.dim(2)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "k: must have a number of heads that divides the ", q.dim(2), " of q; got ", k.dim(2)));
   }
   if (sinks.null()) return absl::OkStatus();
   return CheckTensor("sinks", sinks, {q.dim(2)}, SumDType(q.dtype()), q.device());

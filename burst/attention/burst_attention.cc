@@ -52,15 +52,16 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::CreateOver(
     const BurstAttentionOptions& options, std::shared_ptr<AttentionRanks> ranks,
     const RankGroup& group) {
   if (!std::isfinite(options.softmax_scale)) {
-    return absl::InvalidArgumentError("softmax_scale is not finite");
+    return absl::InvalidArgumentError(
+        absl::StrCat("softmax_scale: must be finite; got ", options.softmax_scale));
   }
   BURST_RETURN_IF_ERROR(CheckScoreOptions(options.scores));
   const int world_size = ranks->size();
   const int per_node = options.ranks_per_node;
   if (per_node < 0 || (per_node > 0 && world_size % per_node != 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ranks_per_node: ", per_node, " does not divide the ", world_size,
-                     world_size == 1 ? " rank" : " ranks", " of the ring"));
+    return absl::InvalidArgumentError(absl::StrCat("ranks_per_node: must divide the ", world_size,
+                                                   world_size == 1 ? " rank" : " ranks",
+                                                   " of the ring; got ", per_node));
   }
   BURST_ASSIGN_OR_RETURN(Ring* const ring, ranks->RingOf(per_node));
   return std::unique_ptr<BurstAttention>(
@@ -123,14 +124,14 @@ absl::Status BurstAttention::Check(const AttentionCall& call) const {
   const AttentionKernels& kernels = KernelsFor(q);
   BURST_RETURN_IF_ERROR(call.Check(kernels));
   if (options_.ring_grad_dtype == RingGradDType::kBf16 && q.dtype() != DType::kBFloat16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ring_grad_dtype: bf16 is for bfloat16 tensors, these are ", Name(q.dtype())));
+    return absl::InvalidArgumentError(absl::StrCat("ring_grad_dtype: must be fp32 for tensors of ",
+                                                   Name(q.dtype()), "; got bf16"));
   }
   if (options_.fp8_forward) {
     const char* const changed = NameOfFirst(options_.scores, call.wants_max_logits);
     if (changed != nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("fp8_forward: ", changed, " needs the forward of 16 bits or more"));
+      return absl::InvalidArgumentError(absl::StrCat("fp8_forward: must be off with ", changed,
+                                                     ", which needs a forward of 16 bits or more"));
     }
     BURST_RETURN_IF_ERROR(kernels.CheckFp8(q.device(), q.dtype(), q.dim(3)));
   }
@@ -142,14 +143,15 @@ absl::Status BurstAttention::Check(const AttentionCall& call) const {
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
   const TokenShard& shard = schedule->shard();
   if (shard.group_index() != rank || shard.num_groups() != world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", shard.group_index(),
-                                                   " of ", shard.num_groups(), ", this is rank ",
-                                                   rank, " of ", world_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("schedule: must be for rank ", rank, " of ", world_size, "; got one for rank ",
+                     shard.group_index(), " of ", shard.num_groups()));
   }
   const bool flat = options_.ranks_per_node == 0 || options_.ranks_per_node == world_size;
   if (schedule->ranks_per_node() < world_size && flat) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the schedule is for ", schedule->ranks_per_node(), " ranks per node, this ring is flat"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("schedule: must be for a flat ring; got one for ", schedule->ranks_per_node(),
+                     " ranks a node"));
   }
   BURST_RETURN_IF_ERROR(
       call.CheckLengths(shard.group_length(), schedule->key_shard().group_length()));

@@ -124,7 +124,8 @@ absl::StatusOr<std::unique_ptr<ExactAttention>> ExactAttention::Create(
         absl::StrCat("a chunk of ", options.chunk, " tokens of ", options.rows, " rows"));
   }
   if (!std::isfinite(options.softmax_scale)) {
-    return absl::InvalidArgumentError("softmax_scale is not finite");
+    return absl::InvalidArgumentError(
+        absl::StrCat("softmax_scale: must be finite; got ", options.softmax_scale));
   }
   return std::unique_ptr<ExactAttention>(new ExactAttention(options, comm));
 }

@@ -37,24 +37,26 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttentionOver(
       strategy == Strategy::kRing ? BackwardDirection::kRing : BackwardDirection::kAuto;
   if (!HasDirections(strategy) && options.backward != BackwardDirection::kAuto &&
       options.backward != own) {
-    return absl::InvalidArgumentError(absl::StrCat("the strategy ", Name(strategy), " has no ",
-                                                   Name(options.backward), " backward"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "backward: must be ", own == BackwardDirection::kRing ? "auto or ring" : "auto",
+        " with the strategy ", Name(strategy), "; got ", Name(options.backward)));
   }
   if (!HasRing(strategy) && options.ranks_per_node != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("the strategy ", Name(strategy),
-                                                   " has no ring, and no use for ranks_per_node"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks_per_node: must be 0 with the strategy ", Name(strategy),
+                     ", which does not use a ring; got ", options.ranks_per_node));
   }
   const bool beside =
       strategy == Strategy::kSingle || strategy == Strategy::kBurst || strategy == Strategy::kRing;
   if (tensor.size > 1 && !beside) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the strategy ", Name(strategy),
-        " is not for ranks that are groups of tensor parallelism; single, burst and ring are"));
+        "strategy: must be single, burst or ring if ranks are groups of tensor parallelism; got ",
+        Name(strategy)));
   }
   if (ranks->comm() == nullptr) strategy = Strategy::kSingle;
   if (strategy == Strategy::kSingle && ranks->size() != 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the strategy single is for one rank, not for ", ranks->size()));
+        absl::StrCat("strategy: must not be single with several ranks; got ", ranks->size()));
   }
   if (strategy == Strategy::kUlysses || strategy == Strategy::kBurstUlysses) {
     const int size = strategy == Strategy::kUlysses ? ranks->size() : group_size;

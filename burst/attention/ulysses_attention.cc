@@ -29,9 +29,9 @@ absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size)
   for (int64_t other = 1; other <= num_heads; ++other) {
     if (HeadsDivide(num_heads, num_kv_heads, other)) valid.push_back(other);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(num_heads, " heads (", num_kv_heads, " KV heads) cannot be shared by groups of ",
-                   size, " ranks; ", absl::StrJoin(valid, ", "), " would do"));
+  return absl::InvalidArgumentError(absl::StrCat("a group must have ", absl::StrJoin(valid, ", "),
+                                                 " ranks to share ", num_heads, " heads (",
+                                                 num_kv_heads, " KV heads); got ", size));
 }
 
 absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
@@ -43,16 +43,16 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::CreateOver(
     const BurstAttentionOptions& options, int size, std::shared_ptr<AttentionRanks> ranks) {
   if (size < 1 || ranks->size() % size != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("groups of ", size, " ranks do not divide ", ranks->size(), " ranks"));
+        absl::StrCat("groups must divide the ", ranks->size(), " ranks; got groups of ", size));
   }
   const int per_node = options.ranks_per_node;
   if (per_node < 0 || (per_node > 0 && ranks->size() % per_node != 0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("ranks_per_node: ", per_node, " does not divide ", ranks->size(), " ranks"));
+        absl::StrCat("ranks_per_node: must divide the ", ranks->size(), " ranks; got ", per_node));
   }
   if (per_node % size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("ranks_per_node: a node of ", per_node,
-                                                   " ranks does not hold whole groups of ", size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ranks_per_node: must be a multiple of the group's ", size, " ranks; got ", per_node));
   }
   std::unique_ptr<UlyssesAttention> attention(new UlyssesAttention);
   BURST_ASSIGN_OR_RETURN(const AttentionRanks::Groups* const groups, ranks->GroupsOf(size));
@@ -72,9 +72,9 @@ absl::Status UlyssesAttention::Check(const AttentionCall& call) const {
   const RankGroup& group = call.schedule->shard().group();
   const int size = group_->world_size();
   if (group.size != size || group.group_rank != group_->rank()) {
-    return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", group.group_rank,
-                                                   " of groups of ", group.size, ", this is rank ",
-                                                   group_->rank(), " of ", size));
+    return absl::InvalidArgumentError(absl::StrCat("schedule: must be for rank ", group_->rank(),
+                                                   " of groups of ", size, "; got one for rank ",
+                                                   group.group_rank, " of groups of ", group.size));
   }
   if (size == 1) return absl::OkStatus();
   BURST_RETURN_IF_ERROR(call.Check(attention_->KernelsFor(call.q)));

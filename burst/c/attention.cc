@@ -40,8 +40,8 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   options.scores.dropout = given.dropout;
   if (given.alibi_slopes != nullptr) {
     if (given.alibi_heads < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("alibi_heads: ", given.alibi_heads, " is no number of slopes"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "alibi_heads: must be at least 1 with alibi_slopes; got ", given.alibi_heads));
     }
     options.scores.alibi_slopes.assign(given.alibi_slopes, given.alibi_slopes + given.alibi_heads);
   }
@@ -70,7 +70,7 @@ absl::StatusOr<Tensor> View(const char* name, const burst_tensor& tensor, int di
                             DeviceType device) {
   if (tensor.dims != dims) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " has ", tensor.dims, " dimensions, expected ", dims));
+        absl::StrCat(name, ": must have ", dims, " dimensions; got ", tensor.dims));
   }
   const Shape shape(tensor.shape, tensor.shape + dims);
   Shape strides(tensor.strides, tensor.strides + dims);
@@ -89,16 +89,15 @@ absl::StatusOr<Tensor> View(const char* name, const burst_tensor& tensor, int di
       dtype = DType::kFloat16;
       break;
     default:
-      return absl::InvalidArgumentError(absl::StrCat(name, " has the dtype ",
-                                                     static_cast<int>(tensor.dtype),
-                                                     ", which is none of burst_dtype"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, ": must have a dtype of burst_dtype; got ", static_cast<int>(tensor.dtype)));
   }
   int64_t elements = 1;
   for (int i = 0; i < dims; ++i) {
     if (shape[i] < 0 || strides[i] < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", ToString(shape),
-                                                     " and strides ", ToString(strides),
-                                                     ": none may be negative"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": must not have a negative size or stride; got shape ",
+                       ToString(shape), " and strides ", ToString(strides)));
     }
     elements *= shape[i];
   }
@@ -108,7 +107,7 @@ absl::StatusOr<Tensor> View(const char* name, const burst_tensor& tensor, int di
     }
   }
   if (elements > 0 && tensor.data == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " has no data"));
+    return absl::InvalidArgumentError(absl::StrCat(name, ": must have data; got a null pointer"));
   }
   return Tensor::Borrow(tensor.data, shape, strides, dtype, device);
 }
@@ -214,7 +213,7 @@ burst_code burst_attention_create(burst_context* context, burst_comm* comm,
                                   burst_attention** attention) {
   return Guard([&]() -> absl::Status {
     if (comm != nullptr && comm->value->context != context->value) {
-      return absl::InvalidArgumentError("comm: made with another context");
+      return absl::InvalidArgumentError("comm: must be made with the same context");
     }
     BURST_ASSIGN_OR_RETURN(
         auto made,

@@ -77,7 +77,8 @@ absl::StatusOr<Listener> ListenFor(const char* address, const std::string& host,
 absl::Status MakeId(const char* address, burst_unique_id* id) {
   const std::string host = address == nullptr ? "127.0.0.1" : address;
   if (!IsNumericAddress(host) || host.size() >= sizeof(Place::address)) {
-    return absl::InvalidArgumentError(absl::StrCat("address: ", host, " is no numeric address"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("address: must be a numeric address; got ", host));
   }
   char random[16];
   if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
@@ -103,7 +104,7 @@ absl::StatusOr<Listener> TakeListener(const std::string& token) {
   std::lock_guard<std::mutex> lock(listeners.mutex);
   const auto found = listeners.waiting.find(token);
   if (found == listeners.waiting.end()) {
-    return absl::InvalidArgumentError("id: rank 0 uses an id once, in the process that made it");
+    return absl::InvalidArgumentError("id: rank 0 must use it once, in the process that made it");
   }
   Listener listener = std::move(found->second);
   listeners.waiting.erase(found);
@@ -140,10 +141,12 @@ absl::StatusOr<std::shared_ptr<Comm>> MakeComm(std::shared_ptr<Context> context,
                                                double timeout_s) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", rank, " of ", size, " ranks: there can be 1 to ", kMaxRanks));
+        absl::StrCat("rank: must be below the number of ranks, which is 1 to ", kMaxRanks,
+                     "; got rank ", rank, " of ", size));
   }
   if (!(timeout_s >= 0 && timeout_s < 1e9)) {
-    return absl::InvalidArgumentError(absl::StrCat("timeout_s: ", timeout_s, " is no time"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout_s: must be in [0, 1e9); got ", timeout_s));
   }
   auto comm = std::make_shared<Comm>(std::move(context));
   comm->rank = rank;
@@ -154,7 +157,7 @@ absl::StatusOr<std::shared_ptr<Comm>> MakeComm(std::shared_ptr<Context> context,
   if (std::memcmp(place.magic, kMagic, sizeof(kMagic)) != 0 || place.token[32] != '\0' ||
       place.folder[sizeof(place.folder) - 1] != '\0' ||
       place.address[sizeof(place.address) - 1] != '\0') {
-    return absl::InvalidArgumentError("id: burst_unique_id_create did not make it");
+    return absl::InvalidArgumentError("id: must be made by burst_unique_id_create");
   }
   const Use use(comm->context.get());
   BURST_ASSIGN_OR_RETURN(auto communicator, Connect(*comm->context, place, rank, size, timeout_s));
@@ -165,7 +168,8 @@ absl::StatusOr<std::shared_ptr<Comm>> MakeComm(std::shared_ptr<Context> context,
 
 absl::Status AllGather(const Comm& comm, const char* mine, int64_t bytes, char* all) {
   BURST_RETURN_IF_ERROR(CheckNotFinished(&comm));
-  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("bytes: ", bytes));
+  if (bytes < 0)
+    return absl::InvalidArgumentError(absl::StrCat("bytes: must be at least 0; got ", bytes));
   std::memmove(all + comm.rank * bytes, mine, bytes);
   if (comm.communicator == nullptr) return absl::OkStatus();
   std::vector<SendBuffer> sends;

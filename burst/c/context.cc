@@ -23,7 +23,7 @@ absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options
   burst_context_options options = {};
   BURST_RETURN_IF_ERROR(CopyStruct("burst_context_options", callers, &options));
   if ((options.allocate == nullptr) != (options.release == nullptr)) {
-    return absl::InvalidArgumentError("allocate and release: both or none");
+    return absl::InvalidArgumentError("allocate: must be given with release, or neither");
   }
   // A forked process does not destroy its parent's context.
   std::shared_ptr<Context> context(new Context, [](Context* made) {
@@ -35,15 +35,16 @@ absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options
   }
   if (options.device == BURST_CPU) return context;
   if (options.device != BURST_CUDA) {
-    return absl::InvalidArgumentError(absl::StrCat("there is no device ", options.device));
+    return absl::InvalidArgumentError(
+        absl::StrCat("device: must be BURST_CPU or BURST_CUDA; got ", options.device));
   }
   const int gpus = CudaDeviceCount();
   if (gpus == 0) {
     return absl::UnimplementedError("this machine has no GPU, or this library no CUDA");
   }
   if (options.index < 0 || options.index >= gpus) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("index: there is no GPU ", options.index, ", this process sees ", gpus));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "index: must be below the ", gpus, " GPUs that this process sees; got ", options.index));
   }
   context->device = DeviceType::kCuda;
   context->gpu = std::make_unique<CallersGpu>(options.index);
@@ -121,7 +122,7 @@ void burst_context_destroy(burst_context* context) {
 burst_code burst_context_set_stream(burst_context* context, void* stream) {
   return Guard([&]() -> absl::Status {
     if (context->value->gpu == nullptr) {
-      return absl::InvalidArgumentError("stream: the context is of a CPU");
+      return absl::InvalidArgumentError("stream: must be for a context of a GPU; got one of a CPU");
     }
     const burst::c::Use use(context->value.get());
     if (burst::IsCaptured(stream)) return burst::c::Captured();
@@ -134,7 +135,7 @@ burst_code burst_context_set_threads(burst_context* context, int32_t threads) {
   return Guard([&]() -> absl::Status {
     if (threads < 1 || threads > 1024) {
       return absl::InvalidArgumentError(
-          absl::StrCat("threads: ", threads, " is not between 1 and 1024"));
+          absl::StrCat("threads: must be from 1 to 1024; got ", threads));
     }
     std::shared_ptr<burst::ThreadPool> pool = burst::MakeThreadPool(threads);
     const burst::c::Use use(context->value.get());

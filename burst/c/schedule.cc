@@ -192,7 +192,8 @@ burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int
         burst::ForSetting("layout", burst::ParseLayout(burst::c::Or(layout, "zigzag"))));
     if (seqlen < 0 || seqlen > INT32_MAX || size < 1 || rank < 0 || rank >= size) {
       return absl::InvalidArgumentError(
-          absl::StrCat("seqlen ", seqlen, ", rank ", rank, " of ", size));
+          absl::StrCat("rank: must be one of the ranks, and seqlen must be in [0, 2^31); got rank ",
+                       rank, " of ", size, ", seqlen ", seqlen));
     }
     const std::vector<int32_t> local = burst::LocalPositions(spread, seqlen, rank, size);
     *length = static_cast<int64_t>(local.size());
@@ -207,8 +208,11 @@ burst_code burst_balanced_positions(const burst_mask* mask, int64_t seqlen, int3
   return Guard([&]() -> absl::Status {
     if (seqlen < 0 || seqlen >= INT32_MAX || size < 1 || rank < 0 || rank >= size ||
         group_size < 1 || size % group_size != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("seqlen ", seqlen, ", rank ", rank, " of ",
-                                                     size, " in groups of ", group_size));
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank: must be one of the ranks, which group_size divides, and seqlen must "
+                       "be in [0, 2^31 - 1); "
+                       "got rank ",
+                       rank, " of ", size, " in groups of ", group_size, ", seqlen ", seqlen));
     }
     BURST_ASSIGN_OR_RETURN(const burst::Mask given, burst::c::MaskOf(mask));
     BURST_RETURN_IF_ERROR(given.CheckForSequence(seqlen));

@@ -186,8 +186,7 @@ class _Attention:
         if mask.slices is None:
             return _meet(mask.documents, registered)
         if registered is not None and not all(_are_within(mask.slices, row) for row in registered):
-            raise ValueError("documents: they are not served beside a mask that has padding or blocks; "
-                             "leave one of them out")
+            raise ValueError("documents: must be left out with a mask that has padding or blocks")
         return None
 
     def _bounds(self, of_queries, of_keys):

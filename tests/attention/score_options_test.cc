@@ -326,10 +326,10 @@ TEST(ScoreOptionsErrorsTest, EightBits) {
   BurstAttentionOptions options;
   options.fp8_forward = true;
   options.scores = {/*softcap=*/3, {}, 0};
-  ExpectRefused(RunOneRank(options, false), "fp8_forward: softcap needs the forward of 16 bits");
+  ExpectRefused(RunOneRank(options, false), "fp8_forward: must be off with softcap");
   options.scores = {};
   ExpectRefused(RunOneRank(options, false, /*wants_max_logits=*/true),
-                "fp8_forward: max_logits needs the forward of 16 bits");
+                "fp8_forward: must be off with max_logits");
 }
 
 TEST(ScoreOptionsErrorsTest, KernelsThatDoNotChangeScores) {

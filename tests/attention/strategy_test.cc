@@ -405,9 +405,10 @@ TEST(StrategyTest, ErrorsAreClear) {
   EXPECT_NE(message(Strategy::kSingle, Direction::kAuto, 2, 1).find("single"), std::string::npos);
   EXPECT_NE(message(Strategy::kBurstUlysses, Direction::kAuto, 4, 3).find("groups of 3"),
             std::string::npos);
-  EXPECT_NE(message(Strategy::kUlysses, Direction::kBurst, 2, 1).find("ulysses has no burst"),
-            std::string::npos);
-  EXPECT_NE(message(Strategy::kRing, Direction::kBurst, 2, 1).find("ring has no burst"),
+  EXPECT_NE(
+      message(Strategy::kUlysses, Direction::kBurst, 2, 1).find("the strategy ulysses; got burst"),
+      std::string::npos);
+  EXPECT_NE(message(Strategy::kRing, Direction::kBurst, 2, 1).find("the strategy ring; got burst"),
             std::string::npos);
   for (const auto& [strategy, ranks, group_size, ranks_per_node] :
        {std::tuple(Strategy::kUlysses, 2, 1, 2), std::tuple(Strategy::kRing, 4, 1, 3),
@@ -426,7 +427,9 @@ TEST(StrategyTest, ErrorsAreClear) {
   }
 
   EXPECT_TRUE(CheckHeadsDivide(12, 3, 6).ok());
-  EXPECT_NE(CheckHeadsDivide(12, 3, 4).message().find("; 1, 3, 6, 12 would do"), std::string::npos)
+  EXPECT_NE(
+      CheckHeadsDivide(12, 3, 4).message().find("must have 1, 3, 6, 12 ranks to share 12 heads"),
+      std::string::npos)
       << CheckHeadsDivide(12, 3, 4);
 
   // These errors show only with the tensors: heads, tokens, and another strategy's schedule.
@@ -445,7 +448,7 @@ TEST(StrategyTest, ErrorsAreClear) {
         const RingSchedule made,
         RingSchedule::Create(*TokenShard::Create(comm.rank(), 2, Layout::kZigzag, 8),
                              Mask::Causal()));
-    EXPECT_NE(forward(AttentionSchedule(made), 4, 2).find("schedule is for rank"),
+    EXPECT_NE(forward(AttentionSchedule(made), 4, 2).find("schedule: must be for rank"),
               std::string::npos);
     EXPECT_EQ(forward(schedule, 4, 2), "");
     return absl::OkStatus();

@@ -53,7 +53,7 @@ def wrong_arguments(rank, group):
     says("window: must be an integer of at least 0; got 2.5", window=2.5)
     says("softmax_scale: must be positive and finite; got nan", softmax_scale=float("nan"))
     says("ring_grad_dtype: must be one of torch.float32, torch.bfloat16; got 'fp8'", ring_grad_dtype="fp8")
-    says("ring_grad_dtype: bf16 is for bfloat16", ring_grad_dtype=torch.bfloat16)
+    says("ring_grad_dtype: must be fp32 for tensors of float64; got bf16", ring_grad_dtype=torch.bfloat16)
     says("backward: must be one of auto, burst, ring; got", backward="forward")
     says("seqlen is 25, the ranks have 24", seqlen=25)
     says("cu_seqlens: must begin with 0", cu_seqlens=[1, 24])
@@ -93,18 +93,20 @@ def wrong_arguments(rank, group):
 
     crossed("v: must have", v=torch.cat([v, v], 1))
     crossed("k: must have the batch and head_dim of q", k=k[..., :4], v=v[..., :4])
-    crossed("key_layout: must be one of None, zigzag, contiguous, striped, balanced; got 'zagzig'", key_layout="zagzig")
+    crossed("key_layout: must be one of None, zigzag, contiguous, striped, balanced; got 'zagzig'",
+            key_layout="zagzig")
     says("got the shape [3]", sinks=torch.zeros(3))
-    says("sinks: must be floating-point numbers on q's device, cpu; got torch.int64", sinks=torch.zeros(q.shape[2], dtype=torch.int64))
+    says("sinks: must be floating-point numbers on q's device, cpu; got torch.int64",
+         sinks=torch.zeros(q.shape[2], dtype=torch.int64))
     if dist.get_world_size(group) > 1:
         says("the layout contiguous gives it", layout="contiguous", q=q[:, :-2 * rank or None],
              k=k[:, :-2 * rank or None], v=v[:, :-2 * rank or None])
         burst.attention(q, k, v, group=group)
         own = [x[:, :(9, 7, 8)[rank]] for x in inputs(group, seqlen=27)]  # as many together as before
         says("the layout zigzag gives it 8 of 24", q=own[0], k=own[1], v=own[2])
-        says("groups of 5 ranks do not divide 3", ulysses_size=5)
-        says("cannot be shared by groups of 3", strategy="ulysses")
-        says("ranks_per_node: 2 does not divide", ranks_per_node=2)
+        says("groups must divide the 3 ranks; got groups of 5", ulysses_size=5)
+        says("(2 KV heads); got 3", strategy="ulysses")
+        says("ranks_per_node: must divide the 3 ranks", ranks_per_node=2)
     gradient = torch.ones(1, 5, 4, 8, dtype=torch.float64)
     out = burst.attention(q.requires_grad_(), k, v, group=group)
     message_of(RuntimeError, lambda: out.backward(gradient))

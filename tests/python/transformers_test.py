@@ -316,7 +316,7 @@ class ModelsTest(unittest.TestCase):
             burst.register(widnow=3)
         burst.register(name="burst_documents", documents=[0, 5])
         model.set_attn_implementation("burst_documents")
-        with self.assertRaisesRegex(ValueError, "documents: they are not served beside"):
+        with self.assertRaisesRegex(ValueError, "documents: must be left out with a mask"):
             model(input_ids=tokens(2), attention_mask=LEFT, use_cache=False)
 
     @needs("LlamaConfig")

@@ -200,14 +200,14 @@ TEST(GpuModels, AreKnownByName) {
   EXPECT_EQ(FindGpuModel("H200")->name, "H200");
   EXPECT_EQ(FindGpuModelOf("NVIDIA H100 80GB HBM3")->name, "H100");
   const absl::Status unknown = FindGpuModel("V100").status();
-  EXPECT_EQ(unknown.message(), "the rates of V100 are not known; known are H200, H100");
+  EXPECT_EQ(unknown.message(), "must be a GPU of known rates, H200, H100; got V100");
 }
 
 TEST(PlanOptions, AreRefusedByName) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--gpus=four"}, "--gpus: must be a number and a kind; got four"},
       {{"--gpus=0xH200"}, "--gpus: must be a number and a kind; got 0xH200"},
-      {{"--gpus=4xV100"}, "--gpus: the rates of V100 are not known"},
+      {{"--gpus=4xV100"}, "--gpus: must be a GPU of known rates, H200, H100; got V100"},
       {{"--gpus=257xH200"}, "--gpus: must be at most 256; got 257"},
       {{"--links=0"}, "--links: must be -1, or above 0 (GB/s); got 0"},
       {{"--memory=-3"}, "--memory: must be -1, or above 0 (GiB); got -3"},

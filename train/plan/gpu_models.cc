@@ -55,7 +55,7 @@ absl::Status NoSuchModel(absl::string_view name) {
     absl::StrAppend(&names, names.empty() ? "" : ", ", model.name);
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("the rates of ", name, " are not known; known are ", names));
+      absl::StrCat("must be a GPU of known rates, ", names, "; got ", name));
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ void PrintPlan(const StepPlan& plan, const GpuModel& gpu) {
   row("gradients", Gib(plan.gradients));
   row("optimizer", Gib(plan.optimizer));
   const int64_t kept = plan.parameters + plan.gradients + plan.optimizer;
-  row("a step, beside them", Gib(plan.peak_bytes - kept));
+  row("a step, in addition", Gib(plan.peak_bytes - kept));
   constexpr size_t kParts = 7;  // number of parts that are printed, the largest ones
   for (size_t i = 0; i < std::min(kParts, plan.at_peak.size()); ++i) {
     const auto& [place, bytes] = plan.at_peak[i];
