@@ -19,7 +19,7 @@ class Shape(ctypes.Structure):  # FlashAttentionShape
                 ("batch", "q_len", "k_len", "num_heads", "num_kv_heads", "head_dim")] + [
         ("softmax_scale", ctypes.c_double), ("dtype", ctypes.c_int), ("begin", ctypes.c_void_p),
         ("end", ctypes.c_void_p), ("ranges_batch_stride", ctypes.c_int64),
-        ("most_queries", ctypes.c_int64), ("key_begin", ctypes.c_void_p),
+        ("most_queries", ctypes.c_int64), ("documents", ctypes.c_bool), ("key_begin", ctypes.c_void_p),
         ("key_list", ctypes.c_void_p), ("query_begin", ctypes.c_void_p),
         ("query_list", ctypes.c_void_p), ("place_list", ctypes.c_void_p),
         ("key_stride", ctypes.c_int64), ("query_stride", ctypes.c_int64),
@@ -90,8 +90,8 @@ class Kernels:
         begin, end = ranges if ranges else (None, None)
         stride = begin.stride(0) if begin is not None and begin.dim() == 2 else 0
         return Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], scale,
-                     DTYPES[q.dtype], pointer(begin), pointer(end), stride, most_queries(begin, end))
-
+                     DTYPES[q.dtype], pointer(begin), pointer(end), stride, most_queries(begin, end),
+                     getattr(begin, "documents", False))
 
     def forward(self, q, k, v, scale, ranges, out, lse, fp8=False, sinks=None):
         self._call("forward", ForwardParams(
@@ -128,8 +128,9 @@ def documents(lengths):
         starts += [start] * length
         end += range(start + 1, start + length + 1)
         start += length
-    return (torch.tensor(starts, dtype=torch.int32, device="cuda"),
-            torch.tensor(end, dtype=torch.int32, device="cuda"))
+    begin = torch.tensor(starts, dtype=torch.int32, device="cuda")
+    begin.documents = True
+    return begin, torch.tensor(end, dtype=torch.int32, device="cuda")
 
 
 def visible_pairs(q, k, ranges):

@@ -8,7 +8,8 @@ namespace burst {
 KeyRanges KernelKeys::ranges(DeviceType device) const {
   if (all) return {};
   const int64_t batch_stride = rows == 1 ? 0 : q_len;
-  const KeyRanges on_host = {begin.data(), end.data(), batch_stride};
+  const KeyRanges on_host = {begin.data(), end.data(), batch_stride, /*most_queries=*/0,
+                             documents_};
   if (device == DeviceType::kCpu) return on_host;
   if (on_gpu_.null()) {
     std::vector<int32_t> both = begin;
@@ -17,7 +18,7 @@ KeyRanges KernelKeys::ranges(DeviceType device) const {
     most_queries_ = sm90::MostQueries(on_host, rows, q_len);
   }
   const auto* data = static_cast<const int32_t*>(on_gpu_.raw_data());
-  return {data, data + rows * q_len, batch_stride, most_queries_};
+  return {data, data + rows * q_len, batch_stride, most_queries_, documents_};
 }
 
 KeyBlocks KernelBlocks::lists(DeviceType device) const {
@@ -62,7 +63,10 @@ const std::vector<KernelKeys>& KernelBlocks::parts() const {
 KernelMask::KernelMask(const Mask& mask, const std::vector<int32_t>& queries,
                        const std::vector<int32_t>& keys) {
   BlockMask between = mask.Between(queries, keys, kListBlock);
-  for (VisibleKeys& part : between.parts) parts.emplace_back(std::move(part));
+  // Slices may separate documents, too.
+  const IntervalMask* const intervals = mask.intervals();
+  const bool documents = intervals == nullptr || !intervals->documents.empty();
+  for (VisibleKeys& part : between.parts) parts.emplace_back(std::move(part), documents);
   blocks = KernelBlocks(std::move(between.blocks));
 }
 

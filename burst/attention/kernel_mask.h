@@ -35,12 +35,15 @@ class KernelArray {
 class KernelKeys : public VisibleKeys {
  public:
   KernelKeys() = default;
-  explicit KernelKeys(VisibleKeys keys) : VisibleKeys(std::move(keys)) {}
+  // documents: KeyRanges::documents.
+  explicit KernelKeys(VisibleKeys keys, bool documents = false)
+      : VisibleKeys(std::move(keys)), documents_(documents) {}
 
   // Points into begin and end, or into their copy on the GPU.
   KeyRanges ranges(DeviceType device) const;
 
  private:
+  bool documents_ = false;
   mutable Tensor on_gpu_;  // [2, rows, q_len]: begin and end
   mutable int64_t most_queries_ = 0;
 };

@@ -44,6 +44,10 @@ struct KeyRanges {
   // the key. A small value means that the work on neighboring keys reads neighboring queries. 0:
   // unknown.
   int64_t most_queries = 0;
+  // Some rows are of different packed documents. A GPU's 16-bit kernels then keep NaN and infinity
+  // of a document away from the rows of other documents. The kernels on CPUs and the GPU's float32
+  // and float64 kernels always do, and for every row that does not see them.
+  bool documents = false;
 };
 
 // A mask as blocks of kListBlock queries by kListBlock keys, counted from the first query and the

@@ -31,6 +31,8 @@ void CheckShape(const FlashAttentionShape& shape) {
       << shape.num_kv_heads << " KV heads do not divide " << shape.num_heads << " query heads";
   BURST_CHECK((shape.visible.begin == nullptr) == (shape.visible.end == nullptr))
       << "a mask needs both begin and end";
+  BURST_CHECK(shape.visible.begin != nullptr || !shape.visible.documents)
+      << "only ranges of keys have documents";
   BURST_CHECK(shape.visible.begin == nullptr || shape.blocks.key_begin == nullptr)
       << "a mask is ranges or lists of blocks, not both";
 }
@@ -185,7 +187,8 @@ void ClearHeads(const FlashAttentionShape& shape, const AttentionOperand& dq,
 void Decode(const FlashForwardParams& params) {
   const int parts = sm80::DecodeParts(params.shape);
   const Tensor scratch = Floats(sm80::DecodeScratch(params.shape, parts));
-  sm80::Decode(params, parts, FloatsOf(scratch));
+  const Tensor counters = Counters(sm80::ForwardCounters(params));
+  sm80::Decode(params, parts, FloatsOf(scratch), DataOf(counters));
 }
 
 void Fp8Forward(const FlashForwardParams& params) {
@@ -243,9 +246,10 @@ void Forward(MaybeFamily only, const FlashForwardParams& params) {
     return Decode(params);
   }
   if (family == KernelFamily::kSimt) return simt::Forward(params);
-  if (family == KernelFamily::kSm80) return sm80::Forward(params);
-  const Tensor counters = Counters(sm90::ForwardCounters(params));
-  sm90::Forward(params, DataOf(counters));
+  const bool ampere = family == KernelFamily::kSm80;
+  const Tensor counters =
+      Counters(ampere ? sm80::ForwardCounters(params) : sm90::ForwardCounters(params));
+  ampere ? sm80::Forward(params, DataOf(counters)) : sm90::Forward(params, DataOf(counters));
 }
 
 void Backward(MaybeFamily only, const FlashBackwardParams& params) {

@@ -17,6 +17,7 @@
 // Compiled once for every variant in variants.h.
 #include <cmath>
 
+#include "burst/kernels/gpu/common/isolation.cuh"
 #include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/sm80/tile.cuh"
 #include "burst/kernels/gpu/sm80/variants.h"
@@ -126,11 +127,60 @@ __device__ __forceinline__ void PassTurn(int* counter, int turn) {
   if (threadIdx.x == 0) StoreRelease(counter, turn + 1);
 }
 
+// Looks at a warp's first row of S or dP. A key or value that is not finite makes its whole column
+// not finite, so that one row shows it.
+template <int kM, int kN>
+__device__ __forceinline__ void SuspectKeys(const float (&s)[kM][kN][4],
+                                            cuda::Suspicion& suspicion) {
+  float sum = 0;
+#pragma unroll
+  for (int n = 0; n < kN; ++n) sum += fabsf(s[0][n][0]) + fabsf(s[0][n][1]);
+  if (!cuda::IsFinite(sum)) suspicion.keys = 1;
+}
+
+// Looks at a warp's first column of S or dP. A query or gradient of the output that is not finite
+// makes its whole row not finite.
+template <int kM, int kN>
+__device__ __forceinline__ void SuspectQueries(const float (&s)[kM][kN][4],
+                                               cuda::Suspicion& suspicion) {
+  float sum = 0;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) sum += fabsf(s[m][0][0]) + fabsf(s[m][0][2]);
+  if (!cuda::IsFinite(sum)) suspicion.queries = 1;
+}
+
+// Looks at the statistics of a stage's rows, of which `rows` exist. They show what such a query has
+// met in other tiles of keys.
+template <class Traits>
+__device__ __forceinline__ void SuspectQueries(const Stage<Traits>& stage, int rows,
+                                               cuda::Suspicion& suspicion) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row >= min(rows, Traits::kBlockM)) return;
+  const float lse = LoadShared(stage.lse + row * 4), delta = LoadShared(stage.delta + row * 4);
+  if (!cuda::IsFinite(fabsf(lse) + fabsf(delta))) suspicion.queries = 1;
+}
+
+// Whether a warp's channels of dK or dV of 16 keys are not finite; then all warps clear their own
+// channels of these keys, for the repair of common/isolation.h.
+template <int kN>
+__device__ __forceinline__ void FindMissing(const float (&d)[kN][4], int bit, int* missing) {
+  float sum = 0;
+#pragma unroll
+  for (int n = 0; n < kN; ++n) sum += d[n][0] + d[n][1] + d[n][2] + d[n][3];
+  if (!cuda::IsFinite(sum)) atomicOr(missing, bit);
+}
+template <int kN>
+__device__ __forceinline__ void ClearMissing(int bit, const int* missing, float (&d)[kN][4]) {
+  if ((*missing & bit) == 0) return;
+#pragma unroll
+  for (int n = 0; n < kN; ++n) d[n][0] = d[n][1] = d[n][2] = d[n][3] = 0;
+}
+
 // counters [batch, num_heads, query_tiles]: zeros, or null when the order is free.
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     const __grid_constant__ FlashBackwardParams params, int key_tiles, int query_tiles,
-    int* counters) {
+    int* counters, int32_t* marks) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   using Element = typename Traits::Element;
   constexpr int kHeadDim = Traits::kHeadDim, kThreads = Traits::kThreads;
@@ -161,6 +211,10 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
   const int dk_row = warp % Traits::kWarpsN * Traits::kDkRows;
   const int dk_column = warp / Traits::kWarpsN * Traits::kDkColumns;
 
+  __shared__ cuda::Suspicion suspicion;
+  __shared__ int missing[kBlockN / cuda::kMarkRows];  // kMissing bits
+  if (threadIdx.x < kBlockN / cuda::kMarkRows) missing[threadIdx.x] = 0;
+  if (threadIdx.x == 0) suspicion = {0, 0};
   float dk[kDkM][kDkN][4], dv[kDkM][kDkN][4];
   Clear<kDkM, kDkN>(dk);
   Clear<kDkM, kDkN>(dv);
@@ -193,6 +247,15 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     Clear<kSM, kSN>(dp);
     Multiply<Element, kHeadDim>(A<kHeadDim>(stage.dout, s_row), B<kHeadDim>(v_tile, s_column), dp);
     const int first = step.tile * kBlockM;
+    if (marks != nullptr) {
+      if (step.h == kv_head * group && step.tile == tiles.last - 1) {
+        SuspectKeys(s, suspicion);
+        SuspectKeys(dp, suspicion);
+      }
+      SuspectQueries(s, suspicion);
+      SuspectQueries(dp, suspicion);
+      SuspectQueries(stage, q_len - first, suspicion);
+    }
     if constexpr (Traits::kChanged) {
       const ChangedScores<float> changed(shape, b, step.h);
       const ChangedRows<kSM> rows(changed, visible, first + s_row, q_len);
@@ -252,6 +315,7 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     float dq[kSM][Traits::kDqColumns / 8][4];
     Clear<kSM, Traits::kDqColumns / 8>(dq);
     Multiply<Element, kBlockN>(A<kBlockN>(ds_tile, s_row), BT<kHeadDim>(k_tile, 0, dq_column), dq);
+    if (marks != nullptr && suspicion.keys != 0) Clear<kSM, Traits::kDqColumns / 8>(dq);
     int* counter = nullptr;
     int turn = 0;
     if (counters != nullptr) {
@@ -264,6 +328,31 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     if (counters != nullptr) PassTurn(counter, turn);
   }
 
+  if (marks != nullptr) {
+    __syncthreads();  // all suspicions are there
+    if ((suspicion.keys | suspicion.queries) != 0) {
+#pragma unroll
+      for (int m = 0; m < kDkM; ++m) {
+        int* const of = &missing[dk_row / cuda::kMarkRows + m];
+        FindMissing(dk[m], cuda::kMissingDk, of);
+        FindMissing(dv[m], cuda::kMissingDv, of);
+      }
+      __syncthreads();
+#pragma unroll
+      for (int m = 0; m < kDkM; ++m) {
+        const int* const of = &missing[dk_row / cuda::kMarkRows + m];
+        ClearMissing(cuda::kMissingDk, of, dk[m]);
+        ClearMissing(cuda::kMissingDv, of, dv[m]);
+      }
+      const int of = static_cast<int>(threadIdx.x);
+      if (of < kBlockN / cuda::kMarkRows && key + of * cuda::kMarkRows < k_len) {
+        const int bits = missing[of] | (suspicion.keys != 0 ? cuda::kMissingDq : 0);
+        const int64_t first_group =
+            (b * shape.num_kv_heads + kv_head) * cuda::MarkGroups(k_len) + key / cuda::kMarkRows;
+        if (bits != 0) cuda::Mark(marks, first_group + of, bits);
+      }
+    }
+  }
   if constexpr (Traits::kChanged) {
     const float kept = ChangedScores<float>(shape, b, kv_head * group).kept();
 #pragma unroll
@@ -298,7 +387,7 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
 }  // namespace
 
 template <class Traits>
-void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
+void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* marks) {
   const FlashAttentionShape& shape = params.shape;
   const int key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
   const int query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
@@ -307,13 +396,13 @@ void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
   const auto kernel = BackwardKernel<Traits>;
   cuda::AllowSharedMemory(reinterpret_cast<const void*>(kernel), Traits::kSharedBytes);
   kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
-           cuda::CurrentStream()>>>(params, key_tiles, query_tiles, counters);
+           cuda::CurrentStream()>>>(params, key_tiles, query_tiles, counters, marks);
   BURST_CUDA_CHECK_LAUNCH("attention backward");
 }
 
 template void LaunchBackward<Variants<BFloat16>::BURST_VARIANT>(const FlashBackwardParams&,
-                                                                int32_t*);
-template void LaunchBackward<Variants<Float16>::BURST_VARIANT>(const FlashBackwardParams&,
+                                                                int32_t*, int32_t*);
+template void LaunchBackward<Variants<Float16>::BURST_VARIANT>(const FlashBackwardParams&, int32_t*,
                                                                int32_t*);
 
 }  // namespace sm80

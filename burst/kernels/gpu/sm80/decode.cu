@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "burst/kernels/gpu/common/isolation.cuh"
 #include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/sm80/softmax.cuh"
 #include "burst/kernels/gpu/sm80/variants.h"
@@ -31,6 +32,7 @@ struct DecodeArgs {
   int row_tiles;   // of a KV head
   float* partial;  // [batch, num_heads, q_len, parts, kHeadDim] with more than one part,
   float* lse;      // and [batch, num_heads, q_len, parts]
+  int32_t* marks;  // of common/isolation.h
 };
 
 // A row of a KV head: the heads of a group are neighbors, so that few queries fill few tiles.
@@ -173,7 +175,7 @@ struct Merged {
   }
   // A part whose O is value / value_sum, and whose lse is value_max + log value_sum.
   __device__ __forceinline__ void Add(float value_max, float value_sum, const float* value) {
-    if (value_max == -INFINITY) return;  // it has seen nothing, and value is not written
+    if (value_max == -INFINITY && value_sum == 0) return;  // it has seen nothing
     const float top = fmaxf(max, value_max);
     const float keep = Exp2((max - top) * kLog2E), weight = Exp2((value_max - top) * kLog2E);
     max = top;
@@ -185,7 +187,7 @@ struct Merged {
     }
   }
   __device__ __forceinline__ void Divide(float scale = 1) {
-    const float factor = sum > 0 ? scale / sum : 0.f;
+    const float factor = sum != 0 ? scale / sum : 0.f;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) o[j] = {o[j].x * factor, o[j].y * factor};
   }
@@ -194,19 +196,37 @@ struct Merged {
     const auto* sinks = static_cast<const float*>(params.sinks);
     Divide(sinks == nullptr ? 1.f : AddSink(sinks[head], &max, &sum));
   }
-  __device__ __forceinline__ float Lse() const { return sum > 0 ? max + logf(sum) : -INFINITY; }
+  __device__ __forceinline__ float Lse() const { return sum != 0 ? max + logf(sum) : -INFINITY; }
+
+  // Whether all channels of all lanes are finite.
+  __device__ __forceinline__ bool IsFinite() const {
+    float all = 0;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) all += o[j].x + o[j].y;
+    return __all_sync(0xffffffff, cuda::IsFinite(all));
+  }
 
   float max = -INFINITY, sum = 0;
   float2 o[kPairs] = {};
 };
 
-// The row's divided result to its place, merged with that of earlier calls.
+// The row's divided result to its place, merged with the result of earlier calls. A row that is not
+// finite is left to the repair of common/isolation.h.
 template <class Element, int kHeadDim>
 __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Row& row,
                                          Merged<kHeadDim>& merged) {
   const FlashForwardParams& params = args.params;
-  const int head_dim = static_cast<int>(params.shape.head_dim);
-  float* const lse = static_cast<float*>(params.lse) + row.Index(params.shape, b);
+  const FlashAttentionShape& shape = params.shape;
+  const int head_dim = static_cast<int>(shape.head_dim);
+  if (args.marks != nullptr && !merged.IsFinite()) {
+    const int64_t head = b * shape.num_heads + row.head;
+    if (threadIdx.x % 32 == 0) {
+      cuda::Mark(args.marks, head * cuda::MarkGroups(shape.q_len) + row.query / cuda::kMarkRows,
+                 1 << row.query % cuda::kMarkRows);
+    }
+    return;
+  }
+  float* const lse = static_cast<float*>(params.lse) + row.Index(shape, b);
   MergeWeights<float> weights = {merged.Lse(), 0, 1};
   const float* there = nullptr;
   if (params.merge) {
@@ -381,7 +401,8 @@ __global__ __launch_bounds__(Traits::kThreads) void MergeParts(
   Merged<kHeadDim> merged;
 #pragma unroll 4
   for (int part = warp; part < args.parts; part += Traits::kWarps) {
-    merged.Add(args.lse[first + part], 1, args.partial + (first + part) * kHeadDim);
+    const float lse = args.lse[first + part];
+    merged.Add(lse, lse == -INFINITY ? 0 : 1, args.partial + (first + part) * kHeadDim);
   }
   if (threadIdx.x % 32 == 0) {
     max[warp] = merged.max;
@@ -407,11 +428,12 @@ __global__ __launch_bounds__(Traits::kThreads) void MergeParts(
 }  // namespace
 
 template <class Traits>
-void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch) {
+void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch, int32_t* marks) {
   const FlashAttentionShape& shape = params.shape;
   DecodeArgs args;
   args.params = params;
   args.parts = parts;
+  args.marks = marks;
   args.rows = static_cast<int>(shape.q_len * (shape.num_heads / shape.num_kv_heads));
   args.row_tiles = (args.rows + Traits::kRows - 1) / Traits::kRows;
   const int64_t rows = shape.batch * shape.num_heads * shape.q_len;
@@ -430,9 +452,9 @@ void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch) {
 }
 
 template void LaunchDecode<Variants<BFloat16>::BURST_VARIANT>(const FlashForwardParams&, int,
-                                                              float*);
-template void LaunchDecode<Variants<Float16>::BURST_VARIANT>(const FlashForwardParams&, int,
-                                                             float*);
+                                                              float*, int32_t*);
+template void LaunchDecode<Variants<Float16>::BURST_VARIANT>(const FlashForwardParams&, int, float*,
+                                                             int32_t*);
 
 }  // namespace sm80
 }  // namespace burst

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "burst/device/cuda.h"
+#include "burst/kernels/gpu/common/isolation.h"
 #include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/sm80/variants.h"
 
@@ -65,20 +66,30 @@ auto WithDecode(const FlashAttentionShape& shape, Use&& use) {
 
 }  // namespace
 
-void Forward(const FlashForwardParams& params) {
+// The marks alone.
+int64_t ForwardCounters(const FlashForwardParams& params) {
+  return cuda::ForwardMarks(params.shape);
+}
+
+void Forward(const FlashForwardParams& params, int32_t* marks) {
   WithVariants(params.shape.dtype, [&](auto variants) {
     using V = decltype(variants);
     if (params.shape.scores.any() || params.max_logits != nullptr) {
-      if (params.shape.head_dim <= 64) return LaunchForward<typename V::ForwardD64Changed>(params);
-      if (params.shape.head_dim <= 128)
-        return LaunchForward<typename V::ForwardD128Changed>(params);
-      return LaunchForward<typename V::ForwardD256Changed>(params);
+      if (params.shape.head_dim <= 64) {
+        return LaunchForward<typename V::ForwardD64Changed>(params, marks);
+      }
+      if (params.shape.head_dim <= 128) {
+        return LaunchForward<typename V::ForwardD128Changed>(params, marks);
+      }
+      return LaunchForward<typename V::ForwardD256Changed>(params, marks);
     }
-    if (params.shape.head_dim <= 64) return LaunchForward<typename V::ForwardD64>(params);
-    if (params.shape.head_dim <= 128) return LaunchForward<typename V::ForwardD128>(params);
-    if (Fits<typename V::ForwardD256>()) return LaunchForward<typename V::ForwardD256>(params);
-    LaunchForward<typename V::ForwardD256Small>(params);
+    if (params.shape.head_dim <= 64) return LaunchForward<typename V::ForwardD64>(params, marks);
+    if (params.shape.head_dim <= 128) return LaunchForward<typename V::ForwardD128>(params, marks);
+    if (Fits<typename V::ForwardD256>())
+      return LaunchForward<typename V::ForwardD256>(params, marks);
+    LaunchForward<typename V::ForwardD256Small>(params, marks);
   });
+  cuda::RepairForward(params, marks);
 }
 
 // As many parts as make the GPU's thread blocks, in one or more waves, finish earliest. One takes
@@ -115,14 +126,18 @@ int64_t DecodeScratch(const FlashAttentionShape& shape, int parts) {
   return shape.batch * shape.num_heads * shape.q_len * parts * (columns + 1);
 }
 
-void Decode(const FlashForwardParams& params, int parts, float* scratch) {
+void Decode(const FlashForwardParams& params, int parts, float* scratch, int32_t* marks) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
-  WithDecode(shape, [&](auto traits) { LaunchDecode<decltype(traits)>(params, parts, scratch); });
+  WithDecode(shape,
+             [&](auto traits) { LaunchDecode<decltype(traits)>(params, parts, scratch, marks); });
+  cuda::RepairForward(params, marks);
 }
 
+namespace {
+
 // One for every tile of queries: the key tiles whose additions to its dQ are done.
-int64_t BackwardCounters(const FlashBackwardParams& params) {
+int64_t OrderCounters(const FlashBackwardParams& params) {
   if (!params.deterministic) return 0;
   const FlashAttentionShape& shape = params.shape;
   const int64_t rows =
@@ -130,9 +145,20 @@ int64_t BackwardCounters(const FlashBackwardParams& params) {
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows);
 }
 
+}  // namespace
+
+// The marks lie behind the order's counters.
+int64_t BackwardCounters(const FlashBackwardParams& params) {
+  return OrderCounters(params) + cuda::BackwardMarks(params.shape, /*splits=*/1);
+}
+
 void Backward(const FlashBackwardParams& params, int32_t* counters) {
+  int32_t* const order = params.deterministic ? counters : nullptr;
+  int32_t* const marks =
+      params.shape.visible.documents ? counters + OrderCounters(params) : nullptr;
   WithBackward(params.shape,
-               [&](auto traits) { LaunchBackward<decltype(traits)>(params, counters); });
+               [&](auto traits) { LaunchBackward<decltype(traits)>(params, order, marks); });
+  cuda::RepairBackward(params, marks, /*splits=*/1);
 }
 
 }  // namespace sm80

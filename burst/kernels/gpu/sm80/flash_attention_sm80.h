@@ -16,9 +16,10 @@ namespace sm80 {
 inline constexpr int64_t kMaxHeadDim = 256;
 
 // The number of int32 counters that a call needs; zeros.
+int64_t ForwardCounters(const FlashForwardParams& params);
 int64_t BackwardCounters(const FlashBackwardParams& params);
 
-void Forward(const FlashForwardParams& params);
+void Forward(const FlashForwardParams& params, int32_t* counters);
 
 // Forward for few queries and many keys: the keys of a KV head are shared out to `parts` blocks for
 // every 16 or 32 rows (queries times the heads of a group). Any call is served, most of them slower
@@ -26,7 +27,7 @@ void Forward(const FlashForwardParams& params);
 int DecodeParts(const FlashAttentionShape& shape);
 // Returns the floats of memory that `parts` parts need; 0 for one part.
 int64_t DecodeScratch(const FlashAttentionShape& shape, int parts);
-void Decode(const FlashForwardParams& params, int parts, float* scratch);
+void Decode(const FlashForwardParams& params, int parts, float* scratch, int32_t* counters);
 
 // dQ is float32 and added to; params.first_dq is not read.
 void Backward(const FlashBackwardParams& params, int32_t* counters);

@@ -11,6 +11,7 @@
 // Compiled once for every variant in variants.h.
 #include <cmath>
 
+#include "burst/kernels/gpu/common/isolation.cuh"
 #include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/sm80/softmax.cuh"
 #include "burst/kernels/gpu/sm80/tile.cuh"
@@ -32,9 +33,28 @@ struct TileIndex {
   int first, h, b;
 };
 
+// Whether 16 rows of a warp, from `row` on, are left to the repair of common/isolation.h, because O
+// is not finite. Keys and values that are not finite reach all rows, so that a thread's first one
+// shows them.
+template <int kTiles>
+__device__ __forceinline__ bool LeaveToRepair(const FlashAttentionShape& shape,
+                                              const TileIndex& index, int row, int32_t* marks,
+                                              const float (&o)[kTiles][4]) {
+  if (marks == nullptr) return false;
+  float sum = 0;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) sum += o[n][0] + o[n][1];
+  if (__all_sync(0xffffffff, cuda::IsFinite(sum))) return false;
+  if (threadIdx.x % 32 == 0 && row < shape.q_len) {
+    const int64_t head = index.b * shape.num_heads + index.h;
+    cuda::Mark(marks, head * cuda::MarkGroups(shape.q_len) + row / cuda::kMarkRows, 0xFFFF);
+  }
+  return true;
+}
+
 // Computes O = O / l and lse = softmax_scale m + log l, merged with earlier results.
 template <class Traits>
-__device__ __forceinline__ void Finish(const FlashForwardParams& params, int tiles,
+__device__ __forceinline__ void Finish(const FlashForwardParams& params, int tiles, int32_t* marks,
                                        const Softmax<Traits::kM>& softmax,
                                        float (&o)[Traits::kM][Traits::kHeadDim / 8][4]) {
   constexpr int kM = Traits::kM, kHeadDim = Traits::kHeadDim;
@@ -46,6 +66,7 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
       static_cast<float*>(params.lse) + (index.b * shape.num_heads + index.h) * shape.q_len;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
+    if (LeaveToRepair(shape, index, index.first + warp_row + 16 * m, marks, o[m])) continue;
     const int row = index.first + warp_row + 16 * m + lane / 4;
     float factor[2], keep[2];
     bool valid[2];
@@ -100,7 +121,7 @@ __device__ __forceinline__ void RaiseToLargest(const Softmax<kM>& softmax, float
 
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
-    const __grid_constant__ FlashForwardParams params, int tiles) {
+    const __grid_constant__ FlashForwardParams params, int tiles, int32_t* marks) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kM = Traits::kM;
   using Element = typename Traits::Element;
   constexpr int kHeadDim = Traits::kHeadDim, kThreads = Traits::kThreads;
@@ -183,13 +204,13 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
       RaiseToLargest(softmax, params.max_logits + b * shape.num_heads + index.h);
     }
   }
-  Finish<Traits>(params, tiles, softmax, o);
+  Finish<Traits>(params, tiles, marks, softmax, o);
 }
 
 }  // namespace
 
 template <class Traits>
-void LaunchForward(const FlashForwardParams& params) {
+void LaunchForward(const FlashForwardParams& params, int32_t* marks) {
   const FlashAttentionShape& shape = params.shape;
   const int tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   const int64_t blocks = tiles * shape.num_heads * shape.batch;
@@ -197,12 +218,12 @@ void LaunchForward(const FlashForwardParams& params) {
   const auto kernel = ForwardKernel<Traits>;
   cuda::AllowSharedMemory(reinterpret_cast<const void*>(kernel), Traits::kSharedBytes);
   kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
-           cuda::CurrentStream()>>>(params, tiles);
+           cuda::CurrentStream()>>>(params, tiles, marks);
   BURST_CUDA_CHECK_LAUNCH("attention forward");
 }
 
-template void LaunchForward<Variants<BFloat16>::BURST_VARIANT>(const FlashForwardParams&);
-template void LaunchForward<Variants<Float16>::BURST_VARIANT>(const FlashForwardParams&);
+template void LaunchForward<Variants<BFloat16>::BURST_VARIANT>(const FlashForwardParams&, int32_t*);
+template void LaunchForward<Variants<Float16>::BURST_VARIANT>(const FlashForwardParams&, int32_t*);
 
 }  // namespace sm80
 }  // namespace burst

@@ -24,8 +24,9 @@ struct ForwardTraits {
   static constexpr int kSharedBytes = (kBlockM + 2 * kBlockN) * kHeadDim * 2;
 };
 
+// marks: of common/isolation.h.
 template <class Traits>
-void LaunchForward(const FlashForwardParams& params);
+void LaunchForward(const FlashForwardParams& params, int32_t* marks);
 
 // Few queries. A warp has a ring of kSlots blocks of keys or values.
 template <class ElementType, int kHeadDimPadded, int kRowTiles>
@@ -44,9 +45,9 @@ struct DecodeTraits {
   static_assert(kSharedBytes <= kSmallSharedBytes, "");
 };
 
-// parts, scratch: of flash_attention_sm80.h.
+// parts, scratch: of flash_attention_sm80.h. marks: of common/isolation.h.
 template <class Traits>
-void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch);
+void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch, int32_t* marks);
 
 // Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (kWarps /
 // kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (kWarps / kWarpsN).
@@ -76,9 +77,9 @@ struct BackwardTraits {
       2 * kKTile + 2 * kScoreTile + kStages * 2 * (kQTile + kStatistic);
 };
 
-// counters: those that flash_attention_sm80.h asks for.
+// counters: the order's, null if it is free. marks: of common/isolation.h.
 template <class Traits>
-void LaunchBackward(const FlashBackwardParams& params, int32_t* counters);
+void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* marks);
 
 // A variant with changed scores and weights, and with the largest score (burst/kernels/scores.h).
 template <class Plain>

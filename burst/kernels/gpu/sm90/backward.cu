@@ -42,6 +42,8 @@ struct BackwardShared {
   Barrier dq_full[Traits::kConsumers * Traits::kDqTurns];
   Barrier dq_empty[Traits::kConsumers * Traits::kDqBuffers];
   QueryTiles tiles;  // of the keys
+  Suspicion suspicion;
+  Barrier keys_scanned;
 };
 
 template <class Traits>
@@ -116,6 +118,9 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
       if constexpr (Traits::kTurnFirst) wait_for_dq();
     };
     AddInTurn(args, at, first_consumer, wait, [&](auto add) {
+      if (LeavesDqToRepair<Traits>(args, shared.suspicion)) {
+        ClearDq(SharedAddress(shared.dq[first_slot]), kTiles * Traits::kDqRows * 64);
+      }
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         StoreDq<Traits, add()>(args, shared, first_consumer + i, first_slot + i, at, keys.batch);
@@ -128,61 +133,143 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
   BulkWait();
 }
 
+// A thread of a consumer warpgroup: its keys, and its places in shared memory.
 template <class Traits>
-__device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
-                                                BackwardShared<Traits>& shared, const KeyTile& keys,
-                                                int consumer) {
-  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+struct BackwardConsumer {
   using Element = typename Traits::Element;
-  constexpr int kHeadDim = Traits::kHeadDim, kDqRows = Traits::kDqRows;
+  static constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  static constexpr int kDqRows = Traits::kDqRows;
   using QTile = Tile<kBlockM, kHeadDim>;
-  using KTile = Tile<kBlockN, kHeadDim>;
-  using DsTile = Tile<kBlockM, kBlockN>;
-  constexpr int kExchangeBarrier = 1;
-  constexpr bool kEarly = Traits::kEarly, kOne = Traits::kOneBarrier;
-  const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
-  const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
-  const float scale_log2 = args.scale * kLog2E;
+  using KTile = Tile<Traits::kBlockN, kHeadDim>;
+  using DsTile = Tile<kBlockM, Traits::kBlockN>;
+  using Scores = float[kBlockM / 2];           // S^T or dP^T: [64, kBlockM]
+  using ScoreOperand = uint32_t[kBlockM / 4];  // P^T or dS^T, of Element
+  using Gradient = float[kHeadDim / 2];        // dK or dV: [64, kHeadDim]
+  using Dq = float[kDqRows / 2];               // dQ^T: [64, kDqRows]
 
-  // The places to which this lane's row of each 8x8 matrix of dS goes (stmatrix), and its elements
-  // of dQ^T.
-  const uint32_t ds_store = SharedAddress(shared.ds[0].At(0, consumer)) +
-                            (lane / 16 * 8 + lane % 8) * kRowBytes +
-                            ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
-  const uint32_t dq_store = SharedAddress(shared.dq[consumer]) + warp / 2 * kDqRows * 128 +
-                            lane % 4 * 2 * 128 +
-                            (((warp % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) * 16) + lane / 4 % 4 * 4;
+  const BackwardArgs& args;
+  BackwardShared<Traits>& shared;
+  const KeyTile& keys;
+  const int consumer;
+  int key;  // the thread's first key; the other one is key + 8
+  float scale_log2;
+  uint32_t ds_place;  // of the lane's row of each 8x8 matrix of dS (stmatrix)
+  uint32_t dq_place;  // of its elements of dQ^T
+  int column;         // its first query of every eight
 
-  float dk[kHeadDim / 2], dv[kHeadDim / 2];  // [64, kHeadDim]
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0;
-  static_assert(Traits::kStages == 2, "");
-  int step = 0;
-  // Read anew from threadIdx, it would come between the matmuls.
-  int column = lane % 4 * 2;
-  asm volatile("" : "+r"(column));
+  __device__ __forceinline__ BackwardConsumer(const BackwardArgs& args_,
+                                              BackwardShared<Traits>& shared_, const KeyTile& keys_,
+                                              int consumer_)
+      : args(args_), shared(shared_), keys(keys_), consumer(consumer_) {
+    const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
+    key = keys.row + consumer * 64 + warp * 16 + lane / 4;
+    scale_log2 = args.scale * kLog2E;
+    ds_place = SharedAddress(shared.ds[0].At(0, consumer)) +
+               (lane / 16 * 8 + lane % 8) * kRowBytes +
+               ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+    dq_place = SharedAddress(shared.dq[consumer]) + warp / 2 * kDqRows * 128 + lane % 4 * 2 * 128 +
+               (((warp % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) * 16) + lane / 4 % 4 * 4;
+    // Read anew from threadIdx, it would come between the matmuls.
+    column = lane % 4 * 2;
+    asm volatile("" : "+r"(column));
+  }
+
   // The values of each two queries that a lane needs.
-  const auto rows_of = [&](const float* statistics, int j) {
+  __device__ __forceinline__ float2 RowsOf(const float* statistics, int j) const {
     return *reinterpret_cast<const float2*>(&statistics[8 * j + column]);
-  };
+  }
 
-  // dQ^T = K^T dS^T
-  const auto multiply_dq = [&](float(&dq)[kDqRows / 2], int n) {  // [64, kDqRows], of the n-th step
+  // S^T = K Q^T, begun.
+  __device__ __forceinline__ void MultiplyScores(const QTile& q, Scores& s) const {
     WgmmaFence();
-    MatmulSharedShared<Element, kDqRows, kBlockN, Major::kMN, Major::kK>(
+    MatmulSharedShared<Element, kBlockM, kHeadDim>(
+        s, shared.k.At(consumer * 64), KTile::kBlockBytes, q.At(0), QTile::kBlockBytes, false);
+    WgmmaCommit();
+  }
+
+  // dP^T = V dO^T, begun.
+  __device__ __forceinline__ void MultiplyScoreGradients(
+      const QTile& dout, const uint32_t (&v_operand)[4 * Traits::kValueSteps], Scores& dp) const {
+    WgmmaFence();
+    MatmulPartlyFromRegisters<Element, kBlockM, kHeadDim>(dp, v_operand, shared.v.At(consumer * 64),
+                                                          KTile::kBlockBytes, dout.At(0),
+                                                          QTile::kBlockBytes);
+    WgmmaCommit();
+  }
+
+  // Waits for S^T. P^T = exp2(c S^T - lse), where the mask allows.
+  __device__ __forceinline__ void Exponentiate(const RowStatistics<Traits>& rows, Scores& p) const {
+    float2 lse[kBlockM / 8];
+    if constexpr (Traits::kRowsEarly) {
+#pragma unroll
+      for (int j = 0; j < kBlockM / 8; ++j) Pin(lse[j] = RowsOf(rows.lse_log2, j));
+    }
+    bool whole = Traits::kEarly && IsWhole<Traits>(args, keys, rows);
+    WgmmaWait<1>();
+    PinRegisters(p);
+#pragma unroll
+    for (int j = 0; j < kBlockM / 8; ++j) {
+      if constexpr (!Traits::kRowsEarly) lse[j] = RowsOf(rows.lse_log2, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse[j].x));
+        p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse[j].y));
+      }
+    }
+    if (!Traits::kEarly) whole = IsWhole<Traits>(args, keys, rows);
+    if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
+    PinRegisters(p);  // the exponentials stay on this side of the wait
+  }
+
+  // Waits for dP^T. dS^T = P^T (dP^T - delta), times the softmax's scale with kScaleDs.
+  __device__ __forceinline__ void ScoreGradients(const RowStatistics<Traits>& rows, const Scores& p,
+                                                 Scores& ds) const {
+    float2 delta[kBlockM / 8];
+    if constexpr (Traits::kRowsEarly) {
+#pragma unroll
+      for (int j = 0; j < kBlockM / 8; ++j) Pin(delta[j] = RowsOf(rows.delta, j));
+    }
+    WgmmaWait<0>();
+    PinRegisters(ds);
+#pragma unroll
+    for (int j = 0; j < kBlockM / 8; ++j) {
+      if constexpr (!Traits::kRowsEarly) delta[j] = RowsOf(rows.delta, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        const float factor = Traits::kScaleDs ? args.scale : 1;
+        ds[i] = p[i] * fmaf(ds[i], factor, -delta[j].x);
+        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta[j].y);
+      }
+    }
+  }
+
+  // sum += scores^T rows: dV += P^T dO, or dK += dS^T Q. Begun.
+  __device__ __forceinline__ void AddGradient(const ScoreOperand& scores, const QTile& rows,
+                                              Gradient& sum) const {
+    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(sum, scores, rows.At(0),
+                                                                 QTile::kBlockBytes, true);
+    WgmmaCommit();
+  }
+
+  // dQ^T = K^T dS^T of the n-th step, begun.
+  __device__ __forceinline__ void MultiplyDq(int n, Dq& dq) const {
+    WgmmaFence();
+    MatmulSharedShared<Element, kDqRows, Traits::kBlockN, Major::kMN, Major::kK>(
         dq, shared.k.At(0, Traits::kDqByColumns ? consumer : 0), KTile::kBlockBytes,
         shared.ds[n % 2].At(Traits::kDqByColumns ? 0 : consumer * kDqRows), DsTile::kBlockBytes,
         false);
     WgmmaCommit();
-  };
-  // To be followed by a fence, and give_dq.
-  const auto store_dq = [&](float(&dq)[kDqRows / 2], int n) {
+  }
+
+  // To be followed by a fence, and GiveDq.
+  __device__ __forceinline__ void StoreDq(int n, const Dq& dq) const {
     const float factor = Traits::kScaleDs ? 1 : args.scale;
     const int buffer = n % 2;
-    uint32_t dq_to = dq_store;
+    uint32_t to = dq_place;
     if constexpr (Traits::kDqBuffers > 1) {
       Wait(&shared.dq_empty[consumer + buffer * Traits::kConsumers], n / 2 % 2 ^ 1);
-      dq_to += buffer * static_cast<int>(Traits::kConsumers * sizeof(shared.dq[0]));
+      to += buffer * static_cast<int>(Traits::kConsumers * sizeof(shared.dq[0]));
     } else {
       Wait(&shared.dq_empty[consumer], n % 2 ^ 1);
     }
@@ -192,16 +279,38 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          StoreShared((dq_to ^ (r * 32) ^ (c * 16)) + c * 128 + j * 8 * 128,
+          StoreShared((to ^ (r * 32) ^ (c * 16)) + c * 128 + j * 8 * 128,
                       dq[4 * j + 2 * r + c] * factor);
         }
       }
     }
-  };
-  const auto give_dq = [&](int n) {
+  }
+  __device__ __forceinline__ void GiveDq(int n) const {
     Arrive(&shared.dq_full[consumer + (Traits::kDqTurns > 1 ? n % 2 * Traits::kConsumers : 0)]);
-  };
+  }
 
+  // Stores dS for both consumers. The buffer's last readers were the matmuls for dQ of two steps
+  // ago, which every warp had completed before it arrived at the other buffer's barrier.
+  __device__ __forceinline__ void StoreDs(int buffer, const ScoreOperand& ds) const {
+#pragma unroll
+    for (int k = 0; k < kBlockM / 16; ++k) {
+      StoreMatrixTransposed(ds_place + buffer * DsTile::kBytes + k * 16 * kRowBytes, ds[4 * k],
+                            ds[4 * k + 1], ds[4 * k + 2], ds[4 * k + 3]);
+    }
+  }
+
+  __device__ __forceinline__ void Run();
+  __device__ __forceinline__ void StoreGradients(Gradient& dk, Gradient& dv) const;
+};
+
+template <class Traits>
+__device__ __forceinline__ void BackwardConsumer<Traits>::Run() {
+  constexpr bool kOne = Traits::kOneBarrier;
+  static_assert(Traits::kStages == 2, "");
+  Gradient dk, dv;
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0;
+  int step = 0;
   Wait(&shared.kv_full, 0);
   uint32_t v_operand[4 * Traits::kValueSteps];
   LoadOperand(shared.v, consumer * 64, v_operand);
@@ -210,63 +319,16 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     const QTile& q = shared.q[stage];
     const QTile& dout = shared.dout[stage];
     const RowStatistics<Traits>& rows = shared.rows[stage];
-    float p[kBlockM / 2], ds[kBlockM / 2];  // P^T, dS^T: [64, kBlockM]
-    uint32_t p_operand[kBlockM / 4], ds_operand[kBlockM / 4];
+    Scores p, ds;
+    ScoreOperand p_operand, ds_operand;
 
     Wait(&shared.q_full[stage], parity);
-    WgmmaFence();
-    MatmulSharedShared<Element, kBlockM, kHeadDim>(p, shared.k.At(consumer * 64),
-                                                   KTile::kBlockBytes, q.At(0), QTile::kBlockBytes,
-                                                   false);  // S^T = K Q^T
-    WgmmaCommit();
+    MultiplyScores(q, p);
     if constexpr (!kOne) Wait(&shared.dout_full[stage], parity);
-    WgmmaFence();
-    MatmulPartlyFromRegisters<Element, kBlockM, kHeadDim>(ds, v_operand, shared.v.At(consumer * 64),
-                                                          KTile::kBlockBytes, dout.At(0),
-                                                          QTile::kBlockBytes);  // dP^T = V dO^T
-    WgmmaCommit();
-
-    // P^T = exp2(c S^T - lse)
+    MultiplyScoreGradients(dout, v_operand, ds);
     if constexpr (!kOne) Wait(&shared.rows_full[stage], parity);
-    float2 lse[kBlockM / 8], delta[kBlockM / 8];
-    if constexpr (Traits::kRowsEarly) {
-#pragma unroll
-      for (int j = 0; j < kBlockM / 8; ++j) Pin(lse[j] = rows_of(rows.lse_log2, j));
-    }
-    bool whole = kEarly && IsWhole<Traits>(args, keys, rows);
-    WgmmaWait<1>();
-    PinRegisters(p);
-#pragma unroll
-    for (int j = 0; j < kBlockM / 8; ++j) {
-      if constexpr (!Traits::kRowsEarly) lse[j] = rows_of(rows.lse_log2, j);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse[j].x));
-        p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse[j].y));
-      }
-    }
-    if (!kEarly) whole = IsWhole<Traits>(args, keys, rows);
-    if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
-    PinRegisters(p);  // the exponentials stay on this side of the wait
-
-    // dS^T = P^T (dP^T - delta)
-    if constexpr (Traits::kRowsEarly) {
-#pragma unroll
-      for (int j = 0; j < kBlockM / 8; ++j) Pin(delta[j] = rows_of(rows.delta, j));
-    }
-    WgmmaWait<0>();
-    PinRegisters(ds);
-#pragma unroll
-    for (int j = 0; j < kBlockM / 8; ++j) {
-      if constexpr (!Traits::kRowsEarly) delta[j] = rows_of(rows.delta, j);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int i = 4 * j + 2 * r;
-        const float factor = Traits::kScaleDs ? args.scale : 1;
-        ds[i] = p[i] * fmaf(ds[i], factor, -delta[j].x);
-        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta[j].y);
-      }
-    }
+    Exponentiate(rows, p);
+    ScoreGradients(rows, p, ds);
     // Every thread for itself. (For a warp, as with the tiles, one lane could; but these are
     // ordinary reads, which compute-sanitizer's racecheck follows thread by thread.)
     if constexpr (!kOne) Arrive(&shared.rows_empty[stage]);
@@ -277,31 +339,17 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
 
     // dQ of the step before. In the first step its input is undefined and its result is dropped,
     // because a branch around a matmul would make ptxas serialize all matmuls.
-    float dq[kDqRows / 2];
+    Dq dq;
     if (step > 0) Wait(&shared.ds_full[stage ^ 1], (step - 1) / 2 % 2);
-    multiply_dq(dq, step + 1);
-    // dV += P^T dO
-    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
-                                                                 QTile::kBlockBytes, true);
-    WgmmaCommit();
-    // dK += dS^T Q
-    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0),
-                                                                 QTile::kBlockBytes, true);
-    WgmmaCommit();
+    MultiplyDq(step + 1, dq);
+    AddGradient(p_operand, dout, dv);
+    AddGradient(ds_operand, q, dk);
     WgmmaWait<2>();
     PinRegisters(dq);
-    if (step > 0) store_dq(dq, step - 1);
-
-      // dS, for both consumers. This buffer's last readers were the matmuls for dQ of two steps
-      // ago, which every warp had completed before it arrived at the other buffer's barrier.
-#pragma unroll
-    for (int k = 0; k < kBlockM / 16; ++k) {
-      StoreMatrixTransposed(ds_store + stage * DsTile::kBytes + k * 16 * kRowBytes,
-                            ds_operand[4 * k], ds_operand[4 * k + 1], ds_operand[4 * k + 2],
-                            ds_operand[4 * k + 3]);
-    }
+    if (step > 0) StoreDq(step - 1, dq);
+    StoreDs(stage, ds_operand);
     FenceProxyAsync();  // of dQ and dS
-    if (step > 0) give_dq(step - 1);
+    if (step > 0) GiveDq(step - 1);
     ArriveWarp(&shared.ds_full[stage]);
     if constexpr (!kOne) {
       WgmmaWait<1>();
@@ -319,17 +367,23 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     ++step;
   }
   if (step > 0) {
-    float dq[kDqRows / 2];
+    Dq dq;
     Wait(&shared.ds_full[(step - 1) % 2], (step - 1) / 2 % 2);
-    multiply_dq(dq, step - 1);
+    MultiplyDq(step - 1, dq);
     WgmmaWait<0>();
     PinRegisters(dq);
-    store_dq(dq, step - 1);
+    StoreDq(step - 1, dq);
     FenceProxyAsync();
-    give_dq(step - 1);
+    GiveDq(step - 1);
   }
+  StoreGradients(dk, dv);
+}
 
-  // dV and dK are stored from the places of K, V, Q and dO, once no thread reads these any more.
+// Stores dV and dK from the places of K, V, Q and dO, once no thread reads these any more.
+template <class Traits>
+__device__ __forceinline__ void BackwardConsumer<Traits>::StoreGradients(Gradient& dk,
+                                                                         Gradient& dv) const {
+  constexpr int kExchangeBarrier = 1;
   NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
   constexpr int kPartBytes = kWgmmaM * kHeadDim * sizeof(float);  // of a consumer's dV, and dK
   constexpr int kBoxBytes = kWgmmaM * kRowBytes;
@@ -340,15 +394,18 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   const int first = thread / kWarpSize % 4 * kWarpRows;
   const uint32_t staging = SharedAddress(&shared) + 2 * consumer * kPartBytes + first * kRowBytes;
   const int row = keys.row + consumer * kWgmmaM + first;
-  const GradientStep gradient_step =
+  WaitForScan<Traits>(args, shared);
+  LeaveToRepair<Traits>(args, shared.suspicion, keys, row, cuda::kMissingDv, dv);
+  LeaveToRepair<Traits>(args, shared.suspicion, keys, row, cuda::kMissingDk, dk);
+  const GradientStep step =
       MakeGradientStep<Traits>(args, keys, consumer * 4 + thread / kWarpSize % 4);
-  WaitForTurn(args, gradient_step);
+  WaitForTurn(args, step);
   StoreGradient<Element, kHeadDim>(args, args.dv, args.dv_sum, args.dv_out, staging, kBoxBytes, dv,
-                                   1, thread_lane, row, keys, gradient_step);
+                                   1, thread_lane, row, keys, step);
   StoreGradient<Element, kHeadDim>(args, args.dk, args.dk_sum, args.dk_out, staging + kPartBytes,
                                    kBoxBytes, dk, Traits::kScaleDs ? 1 : args.scale, thread_lane,
-                                   row, keys, gradient_step);
-  if (thread_lane == 0) PassTurn(args, gradient_step);
+                                   row, keys, step);
+  if (thread_lane == 0) PassTurn(args, step);
 }
 
 template <class Traits>
@@ -379,12 +436,16 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
     for (Barrier& full : shared.dq_step_full) InitBarrier(&full, 1);
     for (Barrier& full : shared.ds_full) InitBarrier(&full, Traits::kConsumerWarps);
+    InitBarrier(&shared.keys_scanned, 2);
     FenceBarrierInit();
     ArriveExpectBytes(&shared.kv_full, 2 * Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);
     LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
     LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
   }
-  if (threadIdx.x == 0) shared.tiles = QueryTilesOf<Traits>(args, keys);
+  if (threadIdx.x == 0) {
+    shared.tiles = QueryTilesOf<Traits>(args, keys);
+    shared.suspicion = {0, 0};
+  }
   __syncthreads();
   if (StepsOf(args, shared.tiles) == 0 && !StoresUnseen(args, keys)) {  // nothing to add
     Wait(&shared.kv_full, 0);
@@ -402,12 +463,13 @@ __global__ __launch_bounds__(Traits::kThreads,
                                kOne ? shared.q_empty : shared.rows_empty,
                                Traits::kScaleDs ? args.scale : 1);
     }
-    if (warp >= 2 && first_lane) {
-      BackwardReduceDq<Traits>(args, shared, keys, warp - 2);
+    if (warp >= 2) {
+      ScanKeys<Traits>(args, shared, keys, warp - 2);
+      if (first_lane) BackwardReduceDq<Traits>(args, shared, keys, warp - 2);
     }
   } else {
     IncreaseRegisters<Traits::kConsumerRegisters>();
-    BackwardConsume<Traits>(args, shared, keys, warpgroup - 1);
+    BackwardConsumer<Traits>(args, shared, keys, warpgroup - 1).Run();
   }
 }
 

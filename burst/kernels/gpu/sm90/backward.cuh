@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "burst/device/cuda.h"
+#include "burst/kernels/gpu/common/isolation.cuh"
 #include "burst/kernels/gpu/sm90/backward_args.cuh"
 #include "burst/kernels/gpu/sm90/query_tiles.cuh"
 #include "burst/kernels/gpu/sm90/tile.cuh"
@@ -12,6 +13,8 @@
 
 namespace burst {
 namespace sm90 {
+
+using cuda::Suspicion;
 
 // The values of each query row that the softmax's backward needs.
 template <class Traits>
@@ -42,16 +45,12 @@ struct KeyTile {
 
 template <class Traits>
 __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
-  const int index = blockIdx.x;
-  const int group = index / (args.group * args.key_tiles);
-  const int in_group = index - group * args.group * args.key_tiles;
-  const int group_size = min(args.group, args.batch_splits - group * args.group);
-  const int batch_split = group * args.group + in_group % group_size;
+  const BlockPlace place = PlaceOf(blockIdx.x, args.key_tiles, args.batch_splits, args.order.group);
+  const int batch_split = place.head;
   const int batch_head = batch_split / args.head_splits;
   const int batch = batch_head / args.num_kv_heads;
-  const bool reversed = Traits::kRanges && group < args.reversed_groups;
-  const int nth = in_group / group_size;
-  return {(reversed ? args.key_tiles - 1 - nth : nth) * Traits::kBlockN,
+  const bool reversed = Traits::kRanges && place.group < args.order.reversed_groups;
+  return {(reversed ? args.key_tiles - 1 - place.nth : place.nth) * Traits::kBlockN,
           (batch_split - batch * args.num_kv_heads * args.head_splits) * args.heads_per_block,
           batch_head - batch * args.num_kv_heads, batch, reversed};
 }
@@ -70,7 +69,7 @@ __device__ __forceinline__ int StepsOf(const BackwardArgs& args, const QueryTile
 template <class Traits, class Function>
 __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
                                                  const QueryTiles& tiles, Function f) {
-  const bool heads_inside = args.heads_inside && !keys.reversed;
+  const bool heads_inside = args.order.heads_inside && !keys.reversed;
   int i = tiles.begin, head = 0;
 #pragma unroll 1
   for (int left = StepsOf(args, tiles); left > 0; --left) {
@@ -135,6 +134,102 @@ __device__ __forceinline__ QueryTiles QueryTilesOf(const BackwardArgs& args, con
       keys.row / Traits::kBlockN);
   const int4 tiles = __ldg(of), gap = __ldg(of + 1);
   return {tiles.x, tiles.y, tiles.z, tiles.w, gap.x, gap.y, {}};
+}
+
+// The mark of a key of the block's.
+__device__ __forceinline__ int64_t MarkOf(const BackwardArgs& args, const KeyTile& keys, int key) {
+  const int64_t split = static_cast<int64_t>(keys.batch) * args.num_kv_heads * args.head_splits +
+                        keys.first_head / args.heads_per_block;
+  return split * cuda::MarkGroups(args.k_len) + key / cuda::kMarkRows;
+}
+
+// Whether all elements of a tile in shared memory are finite, in a lane's part: x * 0 is NaN for
+// others.
+template <class Element, int kRows, int kColumns>
+__device__ __forceinline__ bool IsTileFinite(const Tile<kRows, kColumns>& tile) {
+  constexpr bool kHalf = std::is_same_v<Element, Float16>;
+  const uint32_t end = SharedAddress(tile.data) + Tile<kRows, kColumns>::kBytes;
+  uint32_t zeros = 0;  // two of Element
+#pragma unroll 4
+  for (uint32_t place = SharedAddress(tile.data) + threadIdx.x % kWarpSize * 16; place < end;
+       place += kWarpSize * 16) {
+    uint32_t x[4];
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(place));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kHalf) {
+        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(zeros) : "r"(x[i]), "r"(0));
+      } else {
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(zeros) : "r"(x[i]), "r"(0));
+      }
+    }
+  }
+  return (zeros & 0x7FFF7FFF) == 0;
+}
+
+constexpr int kScanBarrier = 3;  // of the two warps that add dQ
+
+// Finds out whether the block's keys and values are finite, before anything is added to dQ. By the
+// two warps that add dQ, which have nothing to do until then. If they are not, dQ misses what the
+// block would add.
+template <class Traits, class Shared>
+__device__ __forceinline__ void ScanKeys(const BackwardArgs& args, Shared& shared,
+                                         const KeyTile& keys, int which) {
+  if (!Traits::kRanges || args.marks == nullptr) return;
+  using Element = typename Traits::Element;
+  const int lane = threadIdx.x % kWarpSize;
+  Wait(&shared.kv_full, 0);
+  if (!(which == 0 ? IsTileFinite<Element>(shared.k) : IsTileFinite<Element>(shared.v))) {
+    shared.suspicion.keys = 1;
+  }
+  NamedBarrierSync(kScanBarrier, 2 * kWarpSize);
+  if (lane == 0) Arrive(&shared.keys_scanned);
+  const int row = keys.row + lane * cuda::kMarkRows;
+  if (which == 0 && shared.suspicion.keys != 0 && lane < Traits::kBlockN / cuda::kMarkRows &&
+      row < args.k_len) {
+    cuda::Mark(args.marks, MarkOf(args, keys, row), cuda::kMissingDq);
+  }
+}
+
+// Before a consumer uses what the scan has found, or V's place.
+template <class Traits, class Shared>
+__device__ __forceinline__ void WaitForScan(const BackwardArgs& args, Shared& shared) {
+  if (Traits::kRanges && args.marks != nullptr) Wait(&shared.keys_scanned, 0);
+}
+
+// Whether dQ of the block's keys is left to the repair of common/isolation.h.
+template <class Traits>
+__device__ __forceinline__ bool LeavesDqToRepair(const BackwardArgs& args,
+                                                 const Suspicion& suspicion) {
+  return Traits::kRanges && args.marks != nullptr && suspicion.keys != 0;
+}
+
+// By one lane: zeros for a part of dQ that would be added. `floats` is a multiple of 4.
+__device__ __forceinline__ void ClearDq(uint32_t place, int floats) {
+#pragma unroll 1
+  for (int i = 0; i < floats; i += 4) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %1, %1, %1};" ::"r"(place + i * 4), "f"(0.f)
+                 : "memory");
+  }
+  FenceProxyAsync();
+}
+
+// Clears the warp's rows of dK or dV if they are not finite, and marks them for the repair of
+// common/isolation.h. missing: kMissingDk or kMissingDv.
+template <class Traits>
+__device__ __forceinline__ void LeaveToRepair(const BackwardArgs& args, const Suspicion& suspicion,
+                                              const KeyTile& keys, int row, int missing,
+                                              float (&d)[Traits::kHeadDim / 2]) {
+  if (!Traits::kRanges || args.marks == nullptr) return;
+  if ((suspicion.keys | suspicion.queries) == 0) return;
+  if (__all_sync(0xffffffff, cuda::AreFinite(d))) return;
+  if (row < args.k_len && ThreadIndexAgain() % kWarpSize == 0) {
+    cuda::Mark(args.marks, MarkOf(args, keys, row), missing);
+  }
+#pragma unroll
+  for (float& x : d) x = 0;
 }
 
 // Whether every query of the tile sees every key of the block.
@@ -239,8 +334,13 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
     for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
       const bool valid = first + i < args.q_len;
       const float lse = valid ? args.lse[offset + i] : -INFINITY;
+      const float delta = valid ? args.delta[offset + i] * delta_factor : 0.f;
       rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-      rows.delta[i] = valid ? args.delta[offset + i] * delta_factor : 0.f;
+      rows.delta[i] = delta;
+      if (Traits::kRanges && args.marks != nullptr) {
+        // Q or dO that is not finite makes one of the two not finite.
+        if (valid && !cuda::IsFinite(fabsf(lse) + fabsf(delta))) shared.suspicion.queries = 1;
+      }
     }
     if (Traits::kRanges && !whole) {
 #pragma unroll(kUnroll)

@@ -2,8 +2,8 @@
 // time.
 #pragma once
 
-#include <algorithm>
-
+#include "burst/kernels/gpu/common/isolation.h"
+#include "burst/kernels/gpu/sm90/block_order.h"
 #include "burst/kernels/gpu/sm90/head_splits.h"
 #include "burst/kernels/gpu/sm90/tensor_map.h"
 #include "burst/kernels/gpu/sm90/tile.cuh"
@@ -46,14 +46,13 @@ struct BackwardArgs {
   int head_splits, heads_per_block;
   int batch_splits;            // of all KV heads of the batch
   int key_tiles, query_tiles;  // of one head
-  int group;                   // splits whose tensors share the L2 cache
-  int reversed_groups;         // this many groups of heads, from the first, are KeyTile::reversed
+  BackwardOrder order;
   float scale;
-  bool heads_inside;  // the order of ForEachQueryTile
-  int* counters;      // [num_counters], cleared by Prepare; the next two point into it
+  int* counters;  // [num_counters], cleared by Prepare; the next three point into it
   int num_counters;
   int* dq_additions;   // [batch, num_heads, query_tiles, 2]; null: any order
   int* dkv_additions;  // [sums, key_tiles, kBackwardWarps]; null: heads are not split
+  int32_t* marks;      // of common/isolation.h
   int sums;            // HeadSplits::sums
   Heads first_dq;      // of these query heads the first addition to dQ assigns it
   // For the KV heads first_dkv this call begins dK and dV: it overwrites the sums. For the KV heads
@@ -130,53 +129,24 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
   args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args.scale = static_cast<float>(shape.softmax_scale);
-  args.heads_inside = params.deterministic && args.heads_per_block > 1;
   args.counters = scratch.counters;
   const int dq_counters =
       params.deterministic ? args.batch * args.num_heads * args.query_tiles * 2 : 0;
-  args.num_counters = dq_counters + static_cast<int>(splits.counters);
+  const int order_counters = dq_counters + static_cast<int>(splits.counters);
+  args.num_counters = order_counters + static_cast<int>(cuda::BackwardMarks(shape, splits.splits));
+  args.marks = shape.visible.documents ? args.counters + order_counters : nullptr;
   args.dq_additions = params.deterministic ? args.counters : nullptr;
   args.dkv_additions = args.head_splits > 1 ? args.counters + dq_counters : nullptr;
-  const auto within = [](int64_t mib, int64_t bytes) {
-    return (mib << 20) / std::max<int64_t>(1, bytes);
-  };
-  // q, dout and fp32 dq of the query heads of a split; and of its queries that see some key.
-  const int64_t row_bytes = int64_t{Traits::kHeadDim} * 8 * args.heads_per_block;
-  const int64_t most_queries =
-      shape.visible.most_queries == 0 ? shape.q_len : shape.visible.most_queries;
-  const int64_t split_bytes = shape.q_len * row_bytes, seen_bytes = most_queries * row_bytes;
-  // As many as keep all multiprocessors busy.
-  const int64_t wave = (kMultiprocessors + args.key_tiles / 2) / std::max(1, args.key_tiles);
-  bool reversed = false;
-  int64_t fit = 1;  // splits to work on at the same time
-  if (!params.deterministic) {
-    // One query head of every split is in progress: half of the L2 cache. Without a mask the blocks
-    // of a head stay at the same query tile.
-    if (Traits::kLists) fit = within(24, split_bytes);
-    if (Traits::kRanges) fit = std::max(within(24, split_bytes / args.heads_per_block), wave);
-  } else if (Traits::kLists) {
-    fit = std::clamp<int64_t>(within(64, split_bytes), 2, 4);
-  } else if (!Traits::kRanges) {
-    fit = std::clamp<int64_t>(within(args.heads_inside ? 256 : 32, split_bytes), 1, 8);
-  } else {
-    // If reversed, the blocks of a head read different query tiles at the same time. Measurements
-    // show that this is faster while everything they read stays in the L2 cache. With short
-    // sequences very many heads would fit, and the last group, which is not reversed, would be
-    // long.
-    const int64_t limit = (args.heads_per_block == 1 ? 36 : 20) << 20;
-    fit = std::max(std::clamp<int64_t>(within(24, split_bytes), 1, 8), wave);
-    reversed = seen_bytes <= limit && fit * seen_bytes <= (36 << 20);
-    if (!reversed && args.heads_inside) {
-      // Takes more heads, so that fewer blocks meet at a query tile, although their reads then
-      // exceed the L2 cache. Packed documents, or another rank's keys, have few blocks in progress
-      // at a time. But if the blocks of a head alone fill the GPU twice, more heads only read more.
-      const bool fills = args.key_tiles > 2 * kMultiprocessors;
-      fit = std::clamp<int64_t>(within(256, fills ? split_bytes : seen_bytes), 1, 8);
-      fit = std::max(fit, wave);
-    }
-  }
-  args.group = HeadsPerGroup(args.batch_splits, fit);
-  args.reversed_groups = reversed ? (args.batch_splits + args.group - 1) / args.group - 1 : 0;
+  BackwardWork work;
+  work.mask = Traits::kMask;
+  work.deterministic = params.deterministic;
+  work.q_len = shape.q_len;
+  work.most_queries = shape.visible.most_queries;
+  work.row_bytes = int64_t{Traits::kHeadDim} * 8;
+  work.heads_per_block = args.heads_per_block;
+  work.key_tiles = args.key_tiles;
+  work.splits = args.batch_splits;
+  args.order = BackwardOrderOf(work);
   return args;
 }
 

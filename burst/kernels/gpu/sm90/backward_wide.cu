@@ -48,6 +48,8 @@ struct WideShared {
   Barrier ds_full[2];  // of both consumers
   DqStep dq_steps[kDqSteps];
   QueryTiles tiles;  // of the keys
+  Suspicion suspicion;
+  Barrier keys_scanned;
 
   // The place where a consumer leaves its columns of dQ: with kLateDq all of them, else one box of
   // 32.
@@ -119,7 +121,9 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
     const auto no_wait = [] {};
     AddInTurn(args, at, consumer, no_wait, [&](auto add) {
       constexpr int kBoxes = DqParts<Traits>::kBoxes;
+      const bool leave = LeavesDqToRepair<Traits>(args, shared.suspicion);
       const auto store = [&](int box, uint32_t from) {
+        if (leave) ClearDq(from, Traits::kBlockM * kFloatBoxColumns);
         StoreOrAdd(add(), args.dq, from, DqParts<Traits>::Column(box, consumer), at.row, at.head,
                    keys.batch);
       };
@@ -430,6 +434,7 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
   const auto store_dq = [&](int n) {  // to be followed by a fence, and an arrival
     PinRegisters(first_dq);
     PinRegisters(second_dq);
+    if (n == 0) WaitForScan<Traits>(args, shared);  // of V, whose place this is
     Wait(&shared.dq_empty[consumer], n % 2 ^ 1);
     StoreDqBox<Traits>(args, dq_place, 0, first_dq);
     StoreDqBox<Traits>(args, dq_place, 1, first_dq + 16);
@@ -517,6 +522,7 @@ __global__ __launch_bounds__(Traits::kThreads,
       InitBarrier(&shared.dq_empty[consumer], 1);
     }
     for (Barrier& full : shared.ds_full) InitBarrier(&full, Traits::kConsumerWarps);
+    InitBarrier(&shared.keys_scanned, 2);
     FenceBarrierInit();
     ArriveExpectBytes(&shared.kv_full, (Traits::kDk ? 2 : 1) * KTile::kBytes);
     LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
@@ -524,7 +530,10 @@ __global__ __launch_bounds__(Traits::kThreads,
       LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
     }
   }
-  if (threadIdx.x == 0) shared.tiles = QueryTilesOf<Traits>(args, keys);
+  if (threadIdx.x == 0) {
+    shared.tiles = QueryTilesOf<Traits>(args, keys);
+    shared.suspicion = {0, 0};
+  }
   __syncthreads();
   if (StepsOf(args, shared.tiles) == 0 && !StoresUnseen(args, keys)) {  // nothing to add
     Wait(&shared.kv_full, 0);
@@ -543,7 +552,10 @@ __global__ __launch_bounds__(Traits::kThreads,
                                Traits::kScaleDs ? args.scale : 1);
     }
     if constexpr (Traits::kDk) {
-      if (warp >= 2 && first_lane) WideReduceDq<Traits>(args, shared, keys, warp - 2);
+      if (warp >= 2) {
+        ScanKeys<Traits>(args, shared, keys, warp - 2);
+        if (first_lane) WideReduceDq<Traits>(args, shared, keys, warp - 2);
+      }
     }
   } else {
     IncreaseRegisters<Traits::kConsumerRegisters>();
@@ -567,6 +579,10 @@ __global__ __launch_bounds__(Traits::kThreads,
                   "");
     const int thread = ThreadIndexAgain();
     const int first = thread / kWarpSize % 4 * kWarpRows;
+    const int row = keys.row + consumer * kWgmmaM + first;
+    if constexpr (Traits::kDk) WaitForScan<Traits>(args, shared);
+    LeaveToRepair<Traits>(args, shared.suspicion, keys, row,
+                          Traits::kDk ? cuda::kMissingDk : cuda::kMissingDv, sum);
     const GradientStep step =
         MakeGradientStep<Traits>(args, keys, consumer * 4 + thread / kWarpSize % 4);
     WaitForTurn(args, step);
@@ -574,8 +590,8 @@ __global__ __launch_bounds__(Traits::kThreads,
         args, Traits::kDk ? args.dk : args.dv, Traits::kDk ? args.dk_sum : args.dv_sum,
         Traits::kDk ? args.dk_out : args.dv_out,
         SharedAddress(&shared.k) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
-        sum, Traits::kDk && !Traits::kScaleDs ? args.scale : 1, thread % kWarpSize,
-        keys.row + consumer * kWgmmaM + first, keys, step);
+        sum, Traits::kDk && !Traits::kScaleDs ? args.scale : 1, thread % kWarpSize, row, keys,
+        step);
     if (thread % kWarpSize == 0) PassTurn(args, step);
   }
 }
@@ -587,8 +603,8 @@ void LaunchWideBackward(const FlashBackwardParams& params, const BackwardScratch
   BackwardArgs args = MakeBackwardArgs<Traits>(params, scratch, Traits::kBlockM);
   static_assert(sizeof(WideShared<Traits>) <= 227 * 1024, "more than a thread block can have");
   if (!Traits::kDk) {
-    args.reversed_groups = 0;     // dV has no order of additions
-    LaunchPrepare<Traits>(args);  // for both passes
+    args.order.reversed_groups = 0;  // dV has no order of additions
+    LaunchPrepare<Traits>(args);     // for both passes
   } else if (args.dkv_additions != nullptr) {
     args.dkv_additions += HeadSplitsOf(params).counters / 2;
   }

@@ -1,5 +1,6 @@
 #include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
 
+#include "burst/kernels/gpu/common/isolation.h"
 #include "burst/kernels/gpu/sm90/head_splits.h"
 #include "burst/kernels/gpu/sm90/quantize_fp8.h"
 #include "burst/kernels/gpu/sm90/variants.h"
@@ -88,11 +89,16 @@ BURST_SM90_BACKWARD_DK(BURST_KEYS)
 
 }  // namespace
 
-// Blocks draw tiles from a counter; without a mask they stride. The other one counts those that
-// are done.
+// Blocks draw tiles from a counter. Without a mask they stride, and need none.
 int64_t ForwardCounters(const FlashForwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
-  return shape.visible.begin == nullptr && shape.blocks.key_begin == nullptr ? 0 : 2;
+  if (shape.visible.begin == nullptr && shape.blocks.key_begin == nullptr) return 0;
+  return kForwardCounters + cuda::ForwardMarks(shape);
+}
+
+// Computes what a forward has marked behind its counters.
+void Repair(const FlashForwardParams& params, const int32_t* counters) {
+  if (params.shape.visible.documents) cuda::RepairForward(params, counters + kForwardCounters);
 }
 
 void Forward(const FlashForwardParams& params, int32_t* counters) {
@@ -100,6 +106,7 @@ void Forward(const FlashForwardParams& params, int32_t* counters) {
   if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
   shape.dtype == DType::kFloat16 ? ForwardOf<Float16>(params, counters)
                                  : ForwardOf<BFloat16>(params, counters);
+  Repair(params, counters);
 }
 
 int64_t Fp8Scratch(const FlashForwardParams& params) { return Fp8OperandBytes(params.shape); }
@@ -111,17 +118,27 @@ void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* sc
   QuantizeFp8(params, operands);
   shape.dtype == DType::kFloat16 ? Fp8ForwardOf<Float16>(params, operands, counters)
                                  : Fp8ForwardOf<BFloat16>(params, operands, counters);
+  Repair(params, counters);
 }
 
+namespace {
+
 // In a fixed order two for every tile of queries: the key tiles whose additions to each half of its
-// dQ are done. And those of split heads.
-int64_t BackwardCounters(const FlashBackwardParams& params) {
+// dQ are done. Then the counters of split heads.
+int64_t OrderCounters(const FlashBackwardParams& params) {
   const int64_t splits = HeadSplitsOf(params).counters;
   if (!params.deterministic) return splits;
   const FlashAttentionShape& shape = params.shape;
   if (shape.q_len == 0) return splits;
   const int64_t rows = QueriesOfTile(CallOf(params));
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2 + splits;
+}
+
+}  // namespace
+
+// The marks lie behind the other counters.
+int64_t BackwardCounters(const FlashBackwardParams& params) {
+  return OrderCounters(params) + cuda::BackwardMarks(params.shape, HeadSplitsOf(params).splits);
 }
 
 bool AssignsDq(const FlashBackwardParams& params) {
@@ -141,6 +158,9 @@ void Backward(const FlashBackwardParams& params, const BackwardScratch& scratch)
   if (shape.batch == 0 || shape.num_heads == 0 || shape.k_len == 0) return;
   shape.dtype == DType::kFloat16 ? BackwardOf<Float16>(params, scratch)
                                  : BackwardOf<BFloat16>(params, scratch);
+  if (!shape.visible.documents) return;
+  cuda::RepairBackward(params, scratch.counters + OrderCounters(params),
+                       HeadSplitsOf(params).splits);
 }
 
 }  // namespace sm90

@@ -55,6 +55,7 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
                                               uint32_t staging) {
   constexpr int kHeadDim = Traits::kHeadDim;
   using Element = typename Traits::Element;
+  if (LeaveToRepair<Traits>(args, tile, first_row, o)) return;
   float* lse_row = LseRow(args, tile, first_row);
   bool valid[2];
   float factor[2];
@@ -70,8 +71,8 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
     float max = softmax.max[r] * args.scale, sum = softmax.sum[r];
     const float keep = AddSinkOf(args, tile, &max, &sum);
     valid[r] = first_row + 8 * r < args.q_len;
-    factor[r] = sum > 0 ? __fdividef(keep, sum) : 0.f;
-    const float lse = sum > 0 ? max + __logf(sum) : -INFINITY;
+    factor[r] = sum != 0 ? __fdividef(keep, sum) : 0.f;
+    const float lse = sum != 0 ? max + __logf(sum) : -INFINITY;
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
   if (Traits::kStoreByTma && !args.out_is_float) {

@@ -6,6 +6,8 @@
 #include <type_traits>
 
 #include "burst/device/cuda.h"
+#include "burst/kernels/gpu/common/isolation.cuh"
+#include "burst/kernels/gpu/sm90/block_order.h"
 #include "burst/kernels/gpu/sm90/tile.cuh"
 #include "burst/kernels/gpu/sm90/variants.h"
 #include "burst/kernels/merge.h"
@@ -26,6 +28,7 @@ struct TileInfo {
 struct ForwardCounters {
   unsigned next_tile, finished_blocks;
 };
+static_assert(sizeof(ForwardCounters) == kForwardCounters * sizeof(int32_t), "");
 
 struct ForwardArgs {
   CUtensorMap q, k, v;
@@ -44,6 +47,7 @@ struct ForwardArgs {
   int group;             // heads whose K and V share the L2 cache
   float scale, inverse_scale;
   ForwardCounters* counters;
+  int32_t* marks;  // of common/isolation.h
 };
 
 // The tiles of Q, K and V. In e4m3, 128 elements take the row of 64 elements of 16 bits, and V is
@@ -77,14 +81,11 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
     tile.batch = -1;
     return tile;
   }
-  const int group = index / (args.group * args.tile_rows);
-  const int in_group = index - group * args.group * args.tile_rows;
-  const int group_size = min(args.group, args.batch_heads - group * args.group);
-  const int batch_head = group * args.group + in_group % group_size;
-  tile.batch = batch_head / args.num_heads;
-  tile.head = batch_head % args.num_heads;
+  const BlockPlace place = PlaceOf(index, args.tile_rows, args.batch_heads, args.group);
+  tile.batch = place.head / args.num_heads;
+  tile.head = place.head % args.num_heads;
   tile.kv_head = tile.head / args.heads_per_kv;
-  tile.row = (args.tile_rows - 1 - in_group / group_size) * Traits::kBlockM;
+  tile.row = (args.tile_rows - 1 - place.nth) * Traits::kBlockM;
 
   constexpr int kBlockN = Traits::kBlockN;
   if (Traits::kRanges) {
@@ -217,6 +218,21 @@ __device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo
          first_row;
 }
 
+// Whether a warp's rows are left to the repair of common/isolation.h, because O is not finite.
+template <class Traits>
+__device__ __forceinline__ bool LeaveToRepair(const ForwardArgs& args, const TileInfo& tile,
+                                              int first_row,
+                                              const float (&o)[Traits::kHeadDim / 2]) {
+  if (!Traits::kRanges || args.marks == nullptr) return false;
+  if (!cuda::IsPoisoned<Traits::kHeadDim>(o)) return false;
+  const int lane = threadIdx.x % kWarpSize, row = first_row - lane / 4;
+  if (lane == 0 && row < args.q_len) {
+    const int64_t head = static_cast<int64_t>(tile.batch) * args.num_heads + tile.head;
+    cuda::Mark(args.marks, head * cuda::MarkGroups(args.q_len) + row / cuda::kMarkRows, 0xFFFF);
+  }
+  return true;
+}
+
 // A row's maximum (natural, after softmax_scale) and sum with the head's sink; what the row's O is
 // to be multiplied by.
 __device__ __forceinline__ float AddSinkOf(const ForwardArgs& args, const TileInfo& tile,
@@ -268,15 +284,9 @@ void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t
   args->scale = static_cast<float>(shape.softmax_scale);
   args->inverse_scale = 1 / args->scale;
   args->counters = reinterpret_cast<ForwardCounters*>(counters);
-  // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way. Without a mask
-  // all tiles are equally long, and one head after the other is best.
-  constexpr int64_t kGroupBytes = 24 << 20;
-  constexpr int64_t kMaxGroup = 32;  // short sequences: measured faster than all that would fit
-  const int64_t kv_bytes = std::max<int64_t>(1, shape.k_len) * kv_row_bytes;
-  const int64_t fit = std::min(kGroupBytes / kv_bytes, kMaxGroup);
-  args->group = Traits::kMasked ? HeadsPerGroup(args->batch_heads / args->heads_per_kv, fit) *
-                                      args->heads_per_kv
-                                : 1;
+  args->marks = shape.visible.documents ? counters + kForwardCounters : nullptr;
+  args->group = ForwardGroup(Traits::kMask, shape.k_len, kv_row_bytes,
+                             args->batch_heads / args->heads_per_kv, args->heads_per_kv);
 }
 
 template <class Traits, class Args>

@@ -96,10 +96,11 @@ __device__ __forceinline__ void Fp8ForwardResume(const Fp8ForwardArgs& args, con
 }
 
 // O / sum and lse of the thread's rows -> global memory. v_scale: the units of O.
-template <class Element>
+template <class Traits>
 __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, const TileInfo& tile,
                                                  int first_row, ScaledSoftmax& softmax,
                                                  const float (&o)[64], float v_scale) {
+  if (LeaveToRepair<Traits>(args, tile, first_row, o)) return;
   float* lse_row = LseRow(args, tile, first_row);
   bool valid[2];
   float factor[2];
@@ -115,12 +116,13 @@ __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, con
     float max = (softmax.max[r] - kLog2LargestP) * kLn2, sum = softmax.sum[r];
     const float keep = AddSinkOf(args, tile, &max, &sum);
     valid[r] = first_row + 8 * r < args.q_len;
-    factor[r] = sum > 0 ? __fdividef(keep * v_scale, sum) : 0.f;
-    const float lse = sum > 0 ? max + __logf(sum) : -INFINITY;
+    factor[r] = sum != 0 ? __fdividef(keep * v_scale, sum) : 0.f;
+    const float lse = sum != 0 ? max + __logf(sum) : -INFINITY;
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
-  StoreRows<Element, 128>(args.out_is_float, o, factor, args.out,
-                          Offset(args.out, tile.batch, tile.head, first_row), valid, args.head_dim);
+  StoreRows<typename Traits::Element, 128>(args.out_is_float, o, factor, args.out,
+                                           Offset(args.out, tile.batch, tile.head, first_row),
+                                           valid, args.head_dim);
 }
 
 // The thread's first row, computed again wherever it is needed: no register holds it in between.
@@ -290,8 +292,7 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
     } else {
       Arrive(&shared.q_empty[q_stage()]);
     }
-    Fp8ForwardFinish<typename Traits::Element>(args, tile, tile.row + RowInTile(consumer), softmax,
-                                               o, v_scale);
+    Fp8ForwardFinish<Traits>(args, tile, tile.row + RowInTile(consumer), softmax, o, v_scale);
   }
 }
 

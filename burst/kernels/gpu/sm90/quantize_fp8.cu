@@ -63,7 +63,7 @@ struct Signs {
   }
 };
 
-// signs: null, or the row is multiplied by them.
+// signs: null, or the row is multiplied by them. Infinity becomes NaN, which e4m3 keeps.
 template <class Element>
 __device__ __forceinline__ void LoadRow(const QuantizeArgs& args, const Place& place, int row,
                                         const Signs* signs, float (&x)[kOwn]) {
@@ -78,8 +78,8 @@ __device__ __forceinline__ void LoadRow(const QuantizeArgs& args, const Place& p
 #pragma unroll
   for (int i = 0; i < kOwn / 2; ++i) {
     const float2 pair = Unpack<Element>(signs == nullptr ? words[i] : words[i] ^ signs->pairs[i]);
-    x[2 * i] = pair.x;
-    x[2 * i + 1] = pair.y;
+    x[2 * i] = fmaf(pair.x, 0.f, pair.x);
+    x[2 * i + 1] = fmaf(pair.y, 0.f, pair.y);
   }
 }
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ void Hadamard(float (&x)[kOwn]) {
   }
 }
 
-// The largest magnitude of the thread block's elements, at least kSmallestTop.
+// The largest magnitude of the thread block's elements but NaN, at least kSmallestTop.
 __device__ __forceinline__ float Top(const float (&x)[kRounds][kOwn]) {
   __shared__ float warps[kThreads / 32];
   float top = kSmallestTop;

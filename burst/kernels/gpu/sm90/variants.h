@@ -2,7 +2,6 @@
 // compiles a source once for each of its variants, for both types of Element: BFloat16 and Float16.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -25,6 +24,7 @@ struct ForwardTraits {
   static constexpr int kQStages = kQStages_;
   static constexpr int kStages = kStages_;  // of K and of V
   static constexpr bool kFp8 = false;
+  static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
   // Blocks of kBlockN keys in a block of a list.
@@ -44,6 +44,10 @@ struct ForwardTraits {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 };
 
+// Counters of a forward under a mask: the next tile to draw, and the blocks that are done. The
+// call's marks (common/isolation.h) lie behind them.
+constexpr int64_t kForwardCounters = 2;
+
 // counters, and scratch below: what flash_attention_sm90.h asks for.
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params, int32_t* counters);
@@ -59,6 +63,7 @@ struct Fp8ForwardTraits {
   static constexpr int kQStages = 2;
   static constexpr int kStages = 4;  // of K and of V
   static constexpr bool kFp8 = true;
+  static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
   static constexpr int kListParts = 1;
@@ -76,17 +81,6 @@ template <class Traits>
 void LaunchFp8Forward(const FlashForwardParams& params, const Fp8Operands& operands,
                       int32_t* counters);
 
-// Heads to work on at the same time: about `fit`, as many as the L2 cache has room for, and if
-// possible a divisor of `heads`. A small last group would leave most multiprocessors idle at the
-// end (4 % of causal attention with 8K tokens and 32 heads).
-inline int HeadsPerGroup(int64_t heads, int64_t fit) {
-  fit = std::clamp<int64_t>(fit, 1, std::max<int64_t>(1, heads));
-  for (int64_t group = std::min(heads, fit * 4 / 3); group > 0 && 2 * group >= fit; --group) {
-    if (heads % group == 0) return static_cast<int>(group);
-  }
-  return static_cast<int>(fit);
-}
-
 template <class Element_, int kHeadDim_, int kBlockM_, MaskForm kForm, bool kEarly_ = false,
           bool kOrdered = false>
 struct BackwardTraits {
@@ -95,6 +89,7 @@ struct BackwardTraits {
   static constexpr int kBlockM = kBlockM_;    // queries
   static constexpr int kBlockN = 128;         // keys
   static constexpr int kStages = 2;
+  static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
   // Tiles of kBlockM queries in a block of a list.
@@ -147,6 +142,7 @@ struct WideBackwardTraits {
   // dQ one step after its operands, and V in registers.
   static constexpr bool kLateDq = kDk && kHeadDim <= 192;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
+  static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
   // Tiles of kBlockM queries in a block of a list.
