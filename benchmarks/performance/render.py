@@ -2,10 +2,13 @@
 """Writes the tables and plots of the pages from the files of benchmarks/results.
 
   benchmarks/performance/render.py [--check]
+  benchmarks/performance/render.py --show [TABLE ...]
 
 A line "<!-- table: NAME -->" of a page is followed by the table NAME of tables.py. The plots of plots.py
-are docs/figures/NAME.svg. With --check nothing is written: exit code 1 if a table or a plot is stale, if
-a table is shown on no page, or if nothing refers to a file of results.
+are docs/figures/NAME.svg. --show prints tables: the named ones, or all.
+
+--check writes nothing. The exit code is 1 if a table or a plot is stale, or if a table is neither on a page
+nor named in benchmarks/results/README.md. It is also 1 if that page does not name a file of results.
 """
 
 import re
@@ -15,12 +18,10 @@ from plots import PLOTS
 from results import FOLDER, ROOT
 from tables import TABLES, markdown
 
-PAGES = ("docs/performance.md", "benchmarks/results/README.md")
+PAGES = ("README.md", "docs/performance.md", "docs/pytorch.md")
+INDEX = "benchmarks/results/README.md"
 FIGURES = "docs/figures"
 MARK = re.compile(r"<!-- table: (\w+) -->$")
-# Where a file of results may be named.
-REFERENCES = ("docs/*.md", "docs/decisions/*.md", "benchmarks/*.md", "benchmarks/results/*.md",
-              "benchmarks/performance/*.py")
 
 
 def rendered(page, shown):
@@ -38,12 +39,18 @@ def rendered(page, shown):
     return "\n".join(result)
 
 
-def unnamed_results():
-    text = "".join(path.read_text(encoding="utf-8") for glob in REFERENCES for path in sorted(ROOT.glob(glob)))
-    return [path.name for path in sorted(FOLDER.glob("*.json")) if not re.search(r"\b%s\b" % path.stem, text)]
+def show(names):
+    for name in names or TABLES:
+        if name not in TABLES:
+            print("TABLE: must be one of %s; got %s" % (", ".join(sorted(TABLES)), name))
+            return 2
+        print("\n".join(["## " + name, "", TABLES[name].__doc__ or "", ""] + markdown(name) + [""]))
+    return 0
 
 
 def main(arguments):
+    if arguments[:1] == ["--show"]:
+        return show(arguments[1:])
     if arguments not in ([], ["--check"]):
         print(__doc__)
         return 2
@@ -52,8 +59,11 @@ def main(arguments):
         wanted[name] = rendered((ROOT / name).read_text(encoding="utf-8"), shown)
     for name, plot in PLOTS.items():
         wanted["%s/%s.svg" % (FIGURES, name)] = plot()
-    wrong = ["table %s is shown on no page" % name for name in sorted(set(TABLES) - shown)]
-    wrong += ["benchmarks/results/%s: nothing refers to it; delete it" % name for name in unnamed_results()]
+    index = (ROOT / INDEX).read_text(encoding="utf-8")
+    wrong = ["table %s is on no page, and %s does not name it" % (name, INDEX)
+             for name in sorted(set(TABLES) - shown) if "`%s`" % name not in index]
+    wrong += ["benchmarks/results/%s: %s must have a row for it; add the row or delete the file" % (path.name, INDEX)
+              for path in sorted(FOLDER.glob("*.json")) if "(%s)" % path.name not in index]
     for name, text in wanted.items():
         path = ROOT / name
         if path.exists() and path.read_text(encoding="utf-8") == text:

@@ -1,6 +1,8 @@
-"""The tables of docs/performance.md and benchmarks/results/README.md: each function returns headers and rows."""
+"""The tables of the figures: each function returns headers and rows.
 
-from results import (backward_h200, forward_h200, load, long_steps, one, ring_rows, shape)
+The pages of render.py show some of the tables; render.py --show prints any of them, with its docstring."""
+
+from results import LLAMA_8B, backward_h200, forward_h200, load, long_steps, one, ring_rows, shape
 
 NONE = "-"
 
@@ -43,12 +45,18 @@ def float8_steps():
 
 
 def float8_layers():
+    """Linear layers of Llama 3.1 8B's shape in float8: forward and backward over 16,384 tokens, one H100.
+
+    The times include the conversions. The peer is torchao's tensorwise recipe, compiled."""
     rows = [[row["layer"], number(row["fp8"], 2), number(row["bf16"], 2), number(row["torchao"], 2),
              ratio(row["torchao"], row["fp8"])] for row in load(FLOAT8)["layers"]]
     return ["layer", "fp8, ms", "bf16, ms", "torchao, ms", "speed to torchao"], rows
 
 
 def float8_losses():
+    """Validation losses in float8 after short runs on the characters of a book, 32 x 1,024 tokens a step.
+
+    The last column shows how far another order of bf16's sums moves such a run."""
     rows = [[row["model"], number(row["steps"]), number(row["bf16"], 4), number(row["fp8"], 4),
              number(row.get("free"), 4)] for row in load(FLOAT8)["losses"]]
     return ["model", "steps", "bf16", "fp8", "bf16, free"], rows
@@ -70,7 +78,7 @@ def published():
     return ["who", "model", "tokens", "GPUs", "settings", "tokens/s a GPU", "figure", "source"], rows
 
 
-# Name, shape, and whether docs/performance.md shows it (else only benchmarks/results/README.md does).
+# Name, shape, and whether docs/performance.md shows it (else only kernels_all does).
 KERNELS = (
     ("D=128, full, 8K", shape(8192, 128, "full"), False),
     ("D=128, full, 16K", shape(16384, 128, "full"), True),
@@ -112,10 +120,12 @@ def kernels(everything=False):
 
 
 def kernels_all():
+    """Every measured shape of the Hopper kernels on one H200, in bf16, with 32 heads unless said otherwise."""
     return kernels(everything=True)
 
 
 def kernels_grouped():
+    """The backward of grouped heads in the default, fixed order, one H200, D=128, causal."""
     rows = []
     for row in load("backward_splits_h200")["rows"]:
         if row["deterministic"] and row["head_dim"] == 128 and row["mask"] == "causal" and row["heads"] != row["kv_heads"]:
@@ -135,6 +145,7 @@ H100 = (
 
 
 def kernels_h100():
+    """The Hopper kernels on an H100. Forward and backward of a row may come from different machines."""
     results = load("attention_tiles_h100")
     rows = []
     for name, wanted, part, field in H100:
@@ -150,6 +161,9 @@ def kernels_h100():
 
 
 def masks():
+    """Masks from PyTorch, one H200, against our causal mask and compiled FlexAttention.
+
+    Rates count visible pairs. The backward is deterministic."""
     rows = []
     for row in load("pytorch_masks_h200")["rows"]:
         cells = [row["mask"], number(row["tokens"]), str(row["head_dim"]), number(row["density"], 2)]
@@ -163,6 +177,7 @@ def masks():
 
 
 def fp8():
+    """The forward in fp8 on one H200, D=128, with rounding."""
     results = load("fp8_attention_h200")["bench"]
     rows = []
     for mask in ("full", "causal"):
@@ -176,6 +191,7 @@ def fp8():
 
 
 def few_queries():
+    """Few queries on a long cache, one H200. A copy is a device-to-device copy of as many bytes."""
     rows = []
     for row in load("decode_h200")["rows"]:
         rows.append(["%d x %d" % (row["batch"], row["q_len"]), number(row["k_len"]),
@@ -195,6 +211,7 @@ def ring():
 
 
 def strategies():
+    """Strategies over two H200: 32 heads of 128, 32,768 tokens, causal."""
     run = [run for run in load("scaling_2_h200")["runs"]
            if run["command"].startswith("scaling --heads=32 --head_dim=128 --mask=causal --ranks=2 --strategies=burst,")]
     rows = []
@@ -210,6 +227,9 @@ def strategies():
 
 
 def documents():
+    """Packed documents from PyTorch on two H200, 64 heads on 8 of 128: TFLOP/s of visible pairs a GPU.
+
+    Document lengths are log-normal with median 512. "One GPU" has the whole sequence."""
     rows = []
     for row in load("masks_ring_2_h200")["rows"]:
         if row["case"] != "documents":
@@ -223,6 +243,10 @@ def documents():
 
 
 def balance():
+    """How the layouts deal packed documents to ranks, counted from the schedules.
+
+    "Work" is the busiest rank's work divided by the mean. "Sent" is the number of tokens whose K and V all
+    ranks send, divided by the length of the sequence."""
     rows = []
     for row in load("balance_xeon")["rows"]:
         if row["longest_document"] * 4 != row["tokens"]:
@@ -248,6 +272,7 @@ def exact():
 
 
 def generation():
+    """Generation by the shape of Llama 3.1 8B in bf16, after a prompt of 131,072 tokens."""
     rows = []
     run = [run for run in load("scaling_2_h200")["runs"] if run.get("experiment") == "generation"]
     for row in run[0]["rows"]:
@@ -260,6 +285,7 @@ def generation():
 
 
 def cpu():
+    """Two cores of an AMD EPYC with AVX-512, fp32. The limit is Eigen's sgemm of 1024 x 1024 matrices on them."""
     results = load("cpu_epyc_2_cores")["rows"]
     rows = []
     for name, case in (("GPT-2 124M, 4 x 256, whole step", "TrainStep/gpt2_124M"),
@@ -276,6 +302,7 @@ def cpu():
 
 
 def float16():
+    """The Hopper kernels in float16 against cuDNN, one H200."""
     rows = []
     for row in load("attention_h200_float16")["bench"]:
         if row["case"] == "cublas 8192":
@@ -287,6 +314,7 @@ def float16():
 
 
 def sinks():
+    """The forward without and with attention sinks, one H200."""
     rows = [["D=%d" % row["head_dim"], row["mask"], "%d x %s" % (row["batch"], number(row["seqlen"])),
              "%d on %d" % (row["heads"], row["kv_heads"]), number(row["without"]), number(row["with"])]
             for row in load("attention_sinks_h200")["sinks"]]
@@ -294,24 +322,30 @@ def sinks():
 
 
 def ops():
+    """Operations that memory limits, one H200, compared with a device-to-device copy."""
     rows = [[row["case"], number(row["us"], 1), number(row["GB_s"]), number(row["of_copy"], 2)]
             for row in load("ops_h200")["rows"]]
     return ["operation/shape", "time, us", "GB/s", "to a copy"], rows
 
 
 def dense():
+    """Linear layers of GPT-2 124M (d12) and a 1.07B Llama, forward and backward, one H200, against cuBLAS alone.
+
+    A "layer" includes bias, GELU and residual."""
     rows = [[row["case"], number(row["us"]), number(row["TFLOP_s"]), number(row["of_cublas"], 2)]
             for row in load("dense_h200")["rows"]]
     return ["part/shape", "time, us", "TFLOP/s", "to cuBLAS"], rows
 
 
 def nccl():
+    """NCCL between four H200 of one host, and the communicator on top of it."""
     rows = [[number(row["MiB"]), number(row["hop"], 1), number(row["hop_nccl"], 1), number(row["sum"], 1),
              number(row["sum_nccl"], 1)] for row in load("nccl_4_h200")["rows"]]
     return ["MiB", "transfer, GB/s", "NCCL alone, GB/s", "all-reduce, GB/s", "NCCL alone, GB/s"], rows
 
 
 def memory_options():
+    """Activations in the host, and ZeRO: one sequence a step, H200."""
     rows = [[row["model"], number(row["seqlen"]), number(row["gpus"]), "`%s`" % row["options"],
              number(row["tokens_per_second"]), number(row["GiB"], 1)]
             for row in load("training_h200")["rows"] if row["seqlen"] != 262144]
@@ -319,6 +353,7 @@ def memory_options():
 
 
 def ampere():
+    """The kernels for GPUs since Ampere, on an H200: 16 heads, 2 x 8,192 tokens. FA2 is FlashAttention-2."""
     rows = []
     for row in load("attention_interface_h200")["rows"]:
         name, direction = row["case"].rsplit(", ", 1)
@@ -329,6 +364,7 @@ def ampere():
 
 
 def saves():
+    """The pauses that saves of a run over two GPUs make."""
     found = load("long_training_2_h200")["saves"]
     rows = [[number(row["step"]), number(row["pause_ms"]), number(row["check_ms"]), number(row["copy_ms"]),
              number(row["written_s"], 1)] for row in found["rows"]]
@@ -336,6 +372,7 @@ def saves():
 
 
 def context():
+    """Perplexity by position of a 124M model, before and after it was continued at 16,384 tokens."""
     found = load("context_quality_h200")
     columns = [found["perplexity"][name] for name in
                ("before, last 1024 tokens", "after, last 1024 tokens", "after, all tokens before")]
@@ -345,6 +382,7 @@ def context():
 
 
 def recompute():
+    """Recomputation in a 1B Llama, one sequence of 65,536 tokens. The losses have equal bits."""
     rows = []
     for row in load("plan_h200")["rows"]:
         options = row["options"]
@@ -356,6 +394,7 @@ def recompute():
 
 
 def data_parallel():
+    """GPT-2 124M, data parallel over four H200."""
     row = one(load("train_step_h200")["rows"], data_parallel=4)
     rows = [[number(run), number(rate), number(100 * part, 1)] for run, (rate, part) in
             enumerate(zip(row["tokens_per_second"], row["of_four_alone_at_once"]), 1)]
@@ -363,6 +402,9 @@ def data_parallel():
 
 
 def convergence():
+    """Best validation loss in nanoGPT's settings.
+
+    On the CPU, most of the difference is another initialization (SmallInit)."""
     found = [row["best_val_loss"] for row in load("train_step_h200")["nanogpt_gpu"]["rows"] if row["init_std"] == 0.02]
     cpu_loss = [row["val_loss"] for row in load("cpu_epyc_2_cores")["rows"] if row["benchmark"] == "convergence"]
     rows = [["GPU setting, nanoGPT's initialization", number(len(found)), number(sum(found) / len(found), 3),
@@ -373,12 +415,14 @@ def convergence():
 
 
 def cpu_pytorch():
+    """Two cores of another machine, compared with eager PyTorch 2.15."""
     rows = [[row["work"], row["unit"]] + [number(value) for value in row["burst"] + row["pytorch"]]
             for row in load("cpu_pytorch_2_cores")["rows"]]
     return ["work", "unit", "lowest", "highest", "PyTorch, lowest", "highest"], rows
 
 
 def losses():
+    """Losses of 20 steps at 131,072 tokens: the largest relative difference of losses and norms from one GPU."""
     rows = [["`%s`" % row["options"], number(row["ms_a_step"]), "%.1e" % row["loss_difference_from_one_gpu"],
              "%.1e" % row["norm_difference_from_one_gpu"],
              "`%s`" % row["same_bits_as"] if "same_bits_as" in row else NONE]
@@ -387,6 +431,7 @@ def losses():
 
 
 def cpu_ring():
+    """Attention over two ranks, one core a rank, 4 heads of 64, full mask, forward and backward."""
     run = load("scaling_cpu_2_cores")["runs"][0]
     rows = []
     for row in run["rows"]:
@@ -401,12 +446,17 @@ def cpu_ring():
 
 
 def processes():
+    """Messages between two processes of one host."""
     rows = [[row["case"], number(row["bytes"]), number(row["tcp_us"], 1), number(row["mpi_us"], 1)]
             for row in load("cpu_xeon_2_cores")["rows"] if row["benchmark"] == "process_comm_benchmark"]
     return ["operation", "bytes", "sockets, us", "MPI, us"], rows
 
 
 def fp8_errors():
+    """Relative root mean square errors of the forward in fp8 against float64, D=128.
+
+    "One scale" is plain rounding to 8 bits with the rest in float64. dq, dk and dv are the errors of a 16-bit
+    backward after the 8-bit forward."""
     results = load("fp8_attention_h200")["errors"]
     rows = []
     for name, inputs, tokens, mask in (
@@ -421,11 +471,55 @@ def fp8_errors():
     return ["inputs", "tokens", "mask", "fp8", "one scale a block", "one scale a tensor", "bf16", "dq", "dk", "dv"], rows
 
 
+def pytorch():
+    """burst.attention from PyTorch and its peers on two H200: forward and backward, 32 heads of 128."""
+    rows = []
+    for tokens in (131072, 32768, 4096):
+        for causal in (False, True):
+            row = one(load("pytorch_attention_2_h200")["rows"], case="ring", tokens=tokens, causal=causal)["both_ms"]
+            digits = 0 if tokens > 100000 else (1 if tokens > 10000 else 2)
+            peers = ("published", "ring-flash-attention", "torch context_parallel")
+            rows.append(["%s, %s" % (number(tokens), "causal" if causal else "full"), number(row["burst"], digits)]
+                        + [number(row.get(peer), digits) for peer in peers]
+                        + [ratio(min(row[peer] for peer in peers if peer in row), row["burst"])])
+    return ["tokens, mask", "Burst, ms", "published BurstAttention, ms", "ring-flash-attention, ms",
+            "context_parallel, ms", "to the best peer"], rows
+
+
+def headline():
+    """The rows of README.md."""
+    def row(task, ours, peer, who):
+        return [task, number(ours), number(peer), who, ratio(ours, peer)]
+    steps = load("train_step_h200")["rows"]
+    rows = []
+    for model, task in (("d12", "GPT-2 124M, 64 x 1,024 tokens, tokens/s"),
+                        ("llama_1b", "Llama 1.07B, 1 x 16,384 tokens, tokens/s")):
+        step = one(steps, model=model, commit="c716204", deterministic=True)
+        rows.append(row(task, step["tokens_per_second"], step["pytorch_tokens_per_second"],
+                        "compiled PyTorch with cuDNN"))
+    long = [(step["model"], step["memory"], step) for step in long_steps()
+            if step["tokens"] == 131072 and step["gpus"] == 2]
+    small = [step for model, memory, step in long if memory == "none"][0]
+    rows.append(row("Llama 1.07B, 131,072 tokens on 2 GPUs, tokens/s per GPU", small["rate"], small["peer"],
+                    "PyTorch with ring-flash-attention (minutes before)"))
+    large = [step for model, memory, step in long if model == LLAMA_8B][0]
+    upipe = one(load("published")["rows"], who="UPipe", tokens=131072)
+    rows.append(row("Llama 8B, 131,072 tokens on 2 GPUs, tokens/s per GPU", large["rate"],
+                    upipe["tokens_per_second"], "UPipe on 8 x H100 (as published)"))
+    wanted = shape(16384, 128, "causal")
+    ours, fa3, _ = forward_h200(wanted)
+    rows.append(row("attention forward, causal, 16K tokens, head_dim 128, TFLOP/s", ours, fa3, "FlashAttention-3"))
+    ours, fa3, _ = backward_h200(wanted, True)
+    rows.append(row("attention backward, causal, 16K tokens, head_dim 128, TFLOP/s", ours, fa3,
+                    "FlashAttention-3 (not deterministic)"))
+    return ["task", "Burst", "strongest peer", "which", "ratio"], rows
+
+
 TABLES = {function.__name__: function for function in (
-    training, float8_steps, float8_layers, float8_losses, long_training, published, kernels, kernels_all, kernels_grouped, kernels_h100, masks, fp8, fp8_errors,
-    few_queries, float16, sinks, ampere, dense, ops, ring, strategies, nccl, documents, balance, memory_options, recompute,
-    data_parallel, convergence, saves, context, losses, exact,
-    generation, cpu, cpu_pytorch, cpu_ring, processes)}
+    training, float8_steps, float8_layers, float8_losses, long_training, published, kernels, kernels_all,
+    kernels_grouped, kernels_h100, masks, fp8, fp8_errors, few_queries, float16, sinks, ampere, dense, ops, ring,
+    strategies, nccl, documents, balance, memory_options, recompute, data_parallel, convergence, saves, context, losses, exact,
+    generation, cpu, cpu_pytorch, cpu_ring, processes, pytorch, headline)}
 
 
 def markdown(name):
@@ -437,4 +531,5 @@ def markdown(name):
     def is_number(text):
         return text.replace(",", "").replace(".", "").lstrip("-").isdigit() or text == NONE
     ruler = ["--:" if all(is_number(row[i]) for row in rows) else "---" for i in range(len(headers))]
-    return ["| " + " | ".join(cells) + " |" for cells in [headers, ruler] + rows]
+    lines = ["| " + " | ".join(cells) + " |" for cells in [headers] + rows]
+    return [lines[0], "|" + "|".join(ruler) + "|"] + lines[1:]

@@ -1,13 +1,13 @@
 #!/bin/bash
 
 # Tests benchmarks/performance/render.py --check. The pages and plots must be what the files of results
-# give. A table changed by hand, a changed plot and an unused file of results must be refused.
+# give. A table changed by hand, a changed plot, and a file or a table of results that the index lacks are refused.
 set -euo pipefail
 
 python=/usr/bin/python3
 work=$TEST_TMPDIR/repository
 mkdir -p "$work"
-cp -RL docs benchmarks "$work"
+cp -RL README.md docs benchmarks "$work"
 chmod -R u+w "$work"
 cd "$work"
 
@@ -33,6 +33,14 @@ refused "docs/figures/roofline.svg is stale"
 "$python" "$render" >/dev/null
 
 echo '{}' >benchmarks/results/unused.json
-refused "benchmarks/results/unused.json: nothing refers to it"
+refused "benchmarks/results/unused.json: benchmarks/results/README.md must have a row for it"
+rm benchmarks/results/unused.json
 
-echo "[  PASSED  ] 4 tests."
+sed -i 's/`sinks`/-/' benchmarks/results/README.md
+refused "table sinks is on no page"
+
+# --show prints a table, and refuses a name that is not one.
+"$python" "$render" --show fp8_errors | grep -q "| normal | 4,096 | full | 0.053 |"
+! "$python" "$render" --show no_such_table >/dev/null || exit 1
+
+echo "[  PASSED  ] 7 tests."
