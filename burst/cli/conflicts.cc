@@ -95,10 +95,21 @@ void AddConflictToHelp(const TraitText& one, const TraitText& other, OptionTable
   if (absl::StartsWith(other.text, "--")) add(other, one);  // others say what is needed
 }
 
-std::string ConflictRow(const TraitText& one, const TraitText& other, absl::string_view why) {
-  return absl::StrCat("| ", Marked(one.text), " | ",
-                      absl::StartsWith(other.text, "--") ? "with " : "", Marked(other.text), " | ",
-                      why, " |\n");
+void ConflictTable::Add(const TraitText& one, const TraitText& other) {
+  const std::string name =
+      absl::StrCat(absl::StartsWith(other.text, "--") ? "with " : "", Marked(other.text));
+  for (Row& row : rows_) {
+    if (row.other != name) continue;
+    absl::StrAppend(&row.refused, ", ", Marked(one.text));
+    return;
+  }
+  rows_.push_back({name, Marked(one.text)});
+}
+
+std::string ConflictTable::Markdown() const {
+  std::string table = "| case | refused |\n|---|---|\n";
+  for (const Row& row : rows_) absl::StrAppend(&table, "| ", row.other, " | ", row.refused, " |\n");
+  return table;
 }
 
 }  // namespace burst

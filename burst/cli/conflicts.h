@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -54,8 +55,19 @@ absl::Status ConflictError(const OptionTable& given, const TraitText& one, const
 // other.
 void AddConflictToHelp(const TraitText& one, const TraitText& other, OptionTable* table);
 
-// A row of a Markdown table: "| `--zero=2` or `3` | with `--exact` | WHY |".
-std::string ConflictRow(const TraitText& one, const TraitText& other, absl::string_view why);
+// Writes a Markdown table of conflicts: a row for each other side, with all sides that it refuses,
+// "| with `--exact` | `--tp`, `--zero=2` or 3 |".
+class ConflictTable {
+ public:
+  void Add(const TraitText& one, const TraitText& other);
+  std::string Markdown() const;
+
+ private:
+  struct Row {
+    std::string other, refused;
+  };
+  std::vector<Row> rows_;  // in the order in which their other sides came first
+};
 
 // The error of the first conflict that `config` has. `given`: the options as the user gave them.
 template <typename Config, size_t n>
@@ -83,12 +95,12 @@ void AddConflictsToHelp(const Conflict<Config> (&conflicts)[n], OptionTable* tab
   for (const Conflict<Config>& c : conflicts) AddConflictToHelp(c.one, c.other, table);
 }
 
-// A Markdown table of all conflicts, a row each.
+// A Markdown table of all conflicts.
 template <typename Config, size_t n>
 std::string ConflictPage(const Conflict<Config> (&conflicts)[n]) {
-  std::string page = "| option | does not go | because |\n|---|---|---|\n";
-  for (const Conflict<Config>& c : conflicts) page += ConflictRow(c.one, c.other, c.why);
-  return page;
+  ConflictTable table;
+  for (const Conflict<Config>& c : conflicts) table.Add(c.one, c.other);
+  return table.Markdown();
 }
 
 }  // namespace burst
