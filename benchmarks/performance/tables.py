@@ -71,11 +71,11 @@ def long_training():
 
 
 def published():
-    rows = [[row["who"], row["model"], row.get("printed", number(row["tokens"])), row["gpus"], row["settings"],
-             number(row["tokens_per_second"]), "computed" if row.get("arithmetic") else
-             ("printed" if row["tokens_per_second"] else NONE), row["source"]]
+    rows = [[row["who"], row["model"], row.get("printed", number(row["tokens"])), row["gpus"],
+             row["settings"] + (" (computed)" if row.get("arithmetic") else ""), number(row["tokens_per_second"]),
+             row["source"]]
             for row in load("published")["rows"] if row["tokens"] not in (262144, 524288)]
-    return ["who", "model", "tokens", "GPUs", "settings", "tokens/s a GPU", "figure", "source"], rows
+    return ["who", "model", "tokens", "GPUs", "settings", "tokens/s a GPU", "source"], rows
 
 
 # Name, shape, and whether docs/performance.md shows it (else only kernels_all does).

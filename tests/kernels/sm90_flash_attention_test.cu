@@ -288,7 +288,8 @@ TEST_P(FlashAttentionSm90Test, StridesAndOtherHeadDims) {
   }
 }
 
-// So many tiles that a thread block uses every place of its shared memory again. (For racecheck.)
+// There are more tiles than places in shared memory, so a thread block uses every place again. (For
+// racecheck.)
 TEST_P(FlashAttentionSm90Test, ManyTilesABlock) {
   for (const bool deterministic : {false, true}) {
     for (const int kv_heads : {2, 40}) {  // split among blocks, and not

@@ -22,7 +22,7 @@ def inputs(head_dim):
 
 
 def limit(extra=None):
-    """So many more bytes of addresses than now; None: no limit."""
+    """The bytes of addresses that may be added; None: no limit."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()

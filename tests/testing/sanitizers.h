@@ -22,7 +22,7 @@ inline constexpr bool kAddressSanitizer = true;
 inline constexpr bool kAddressSanitizer = false;
 #endif
 
-// So many times as long, about.
+// The factor by which a test takes longer, about.
 inline constexpr int kSlowdown = kThreadSanitizer ? 10 : kAddressSanitizer ? 4 : 1;
 
 // All cases; under the thread sanitizer the first `few`.

@@ -119,7 +119,7 @@ bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
   return false;
 }
 
-// So many words of memory; null for none.
+// Returns `count` words of memory; null for none.
 Tensor Words(int64_t count) {
   return count == 0 ? Tensor() : Tensor::Empty({count}, DType::kInt32, DeviceType::kCuda);
 }
