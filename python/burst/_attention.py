@@ -1,6 +1,8 @@
 """attention() and its relatives: the calls of _call.py, with autograd and for torch.compile."""
 
-from typing import Any, Optional, Tuple, Union
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -8,8 +10,11 @@ from torch import Tensor
 from . import _ranks
 from ._arguments import make_call
 from ._call import backward, forward
-from ._types import Documents, Group, Integers, Numbers, Slices, Spans
+from ._types import CrossOptions, Documents, Group, Integers, Numbers, Options, Slices, Spans
 from .scores import draw_seed, read_seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _op = None
 if hasattr(torch.library, "custom_op"):
@@ -64,6 +69,32 @@ def _apply(q, k, v, sinks, seed, group, scalars, lists):
         seed = read_seed(seed)
     needs_grad = torch.is_grad_enabled() and _any_requires_grad(q, k, v, sinks)
     return AttentionFunction.apply(q, k, v, sinks, group, call, needs_grad, seed, drawn)
+
+
+# The overloads tell a type checker what comes back; each has all keywords.
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ...,
+              return_max_logit: Literal[False] = ..., **options: Unpack[Options]) -> Tensor: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+              return_max_logit: Literal[False] = ..., **options: Unpack[Options]) -> Tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ...,
+              return_max_logit: Literal[True], **options: Unpack[Options]) -> Tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+              return_max_logit: Literal[True], **options: Unpack[Options]) -> Tuple[Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = ...,
+              return_max_logit: bool = ..., **options: Unpack[Options]) -> Union[Tensor, Tuple[Tensor, ...]]: ...
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
@@ -176,6 +207,21 @@ def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
     if max_logit is not None:
         results += (max_logit.squeeze(0) if packed else max_logit,)
     return results if len(results) > 1 else out
+
+
+@overload
+def cross_attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ...,
+                    **options: Unpack[CrossOptions]) -> Tensor: ...
+
+
+@overload
+def cross_attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+                    **options: Unpack[CrossOptions]) -> Tuple[Tensor, Tensor]: ...
+
+
+@overload
+def cross_attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = ...,
+                    **options: Unpack[CrossOptions]) -> Union[Tensor, Tuple[Tensor, ...]]: ...
 
 
 def cross_attention(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: Optional[float] = None,

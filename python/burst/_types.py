@@ -1,7 +1,8 @@
 """Types of arguments that several functions share, for annotations."""
 
-from typing import TYPE_CHECKING, Any, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple, TypedDict, Union
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -21,3 +22,47 @@ Documents = Union[Integers, Sequence[Integers]]  # one list of starts, or one fo
 Span = Tuple[int, int]  # (begin, end)
 Spans = Union[Sequence[Span], Sequence[Sequence[Span]]]
 Slice = Tuple[int, int, int, int, str]  # (q_begin, q_end, k_begin, k_end, kind)
+
+
+class CrossOptions(TypedDict, total=False):
+    """The keywords of cross_attention() that do not change the type of its result."""
+
+    softmax_scale: Optional[float]
+    group: Optional[Group]
+    layout: str
+    key_layout: Optional[str]
+    ring_grad_dtype: Optional[torch.dtype]
+    deterministic: bool
+    strategy: str
+    ulysses_size: int
+    ranks_per_node: int
+    backward: str
+    sinks: Optional[Tensor]
+    seqlen: Optional[int]
+
+
+class Options(TypedDict, total=False):
+    """The keywords of attention() that do not change the type of its result."""
+
+    causal: bool
+    softmax_scale: Optional[float]
+    window: int
+    documents: Optional[Documents]
+    cu_seqlens: Optional[Integers]
+    group: Optional[Group]
+    layout: str
+    ring_grad_dtype: Optional[torch.dtype]
+    deterministic: bool
+    strategy: str
+    ulysses_size: int
+    ranks_per_node: int
+    backward: str
+    sinks: Optional[Tensor]
+    seqlen: Optional[int]
+    spans: Optional[Spans]
+    slices: Optional[Slices]
+    fp8: bool
+    softcap: float
+    alibi_slopes: Optional[Numbers]
+    dropout_p: float
+    dropout_seed: Union[int, Tensor, None]

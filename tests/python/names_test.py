@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import burst
-from burst import burst_attn, ring_flash_attn
+from burst import _types, burst_attn, ring_flash_attn
 from harness import main, naive, normal, run_ranks
 
 LAYOUTS = {"ring": "contiguous", "zigzag_ring": "zigzag", "stripe": "striped"}
@@ -293,6 +293,21 @@ class NamesTest(unittest.TestCase):
                     parameters = set(inspect.signature(function).parameters) - {"self"}
                     self.assertEqual(set(typing.get_type_hints(function)), parameters | {"return"}, place)
         self.assertGreaterEqual(seen, 40)
+
+    def test_overloads(self):
+        """The overloads have the keywords of their function, and the results that a type checker then knows."""
+        results = {"return_lse", "return_max_logit"}
+        for function, options in ((burst.attention, _types.Options), (burst.cross_attention, _types.CrossOptions)):
+            hints = typing.get_type_hints(function)
+            keywords = set(hints) - results - {"q", "k", "v", "return"}
+            self.assertEqual(typing.get_type_hints(options), {name: hints[name] for name in keywords})
+        if hasattr(typing, "get_overloads"):  # Python 3.11
+            def returned(overload):
+                return overload.__annotations__["return"]
+            self.assertEqual([returned(overload) for overload in typing.get_overloads(burst.attention)],
+                             ["Tensor"] + 2 * ["Tuple[Tensor, Tensor]"]
+                             + ["Tuple[Tensor, Tensor, Tensor]", "Union[Tensor, Tuple[Tensor, ...]]"])
+            self.assertEqual(len(typing.get_overloads(burst.cross_attention)), 3)
 
     @unittest.skipUnless(hasattr(torch.library, "custom_op"), "operators need torch 2.4")
     def test_compiled(self):
