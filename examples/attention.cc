@@ -1,5 +1,5 @@
-// BurstAttention alone, without the trainer. Four ranks (threads of this process) have a quarter of
-// a sequence each and compute attention over all of it, forward and backward.
+// Uses BurstAttention without the trainer. Each of four ranks (threads of this process) has a
+// quarter of a sequence. They compute attention over all of it, forward and backward.
 //
 //   bazel run //examples:attention
 
@@ -16,7 +16,7 @@ using namespace burst;  // NOLINT: an example reads better without prefixes
 
 constexpr int64_t kBatch = 1, kSeqlen = 4096, kHeads = 8, kKvHeads = 2, kHeadDim = 64;
 
-// Standard normal numbers that depend on (stream, global position, channel) only.
+// Returns standard normal numbers that depend on (stream, global position, channel) only.
 Tensor RandomTokens(uint64_t stream, const std::vector<int32_t>& positions, int64_t heads) {
   const int64_t length = static_cast<int64_t>(positions.size());
   const Tensor tensor = Tensor::Empty({kBatch, length, heads, kHeadDim}, DType::kFloat32);
@@ -33,7 +33,7 @@ Tensor RandomTokens(uint64_t stream, const std::vector<int32_t>& positions, int6
 
 absl::Status Run(Communicator& comm) {
   BurstAttentionOptions options;
-  options.layout = Layout::kZigzag;  // balances causal work over the ranks
+  options.layout = Layout::kZigzag;  // gives ranks equal work under a causal mask
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
   BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                          attention->Schedule(kSeqlen, Mask::Causal()));

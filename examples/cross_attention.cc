@@ -1,6 +1,6 @@
-// Cross-attention: each rank has some tokens of a long sequence, and some queries of a short one,
-// which attend to all of it. Four ranks (threads of this process) against one, forward and
-// backward; what goes around the ring is what has fewer bytes.
+// Computes cross-attention: each rank has some tokens of a long sequence, and some queries of a
+// short one, which attend to all of the long one. Compares four ranks (threads of this process)
+// with one, forward and backward. The tensors with fewer bytes go around the ring.
 //
 //   bazel run //examples:cross_attention
 
@@ -20,7 +20,7 @@ using namespace burst;  // NOLINT: an example reads better without prefixes
 
 constexpr int64_t kHeads = 8, kKvHeads = 2, kHeadDim = 32;
 
-// Standard normal numbers that depend on (stream, global position, channel) only.
+// Returns standard normal numbers that depend on (stream, global position, channel) only.
 Tensor RandomTokens(uint64_t stream, const std::vector<int32_t>& positions, int64_t heads) {
   const int64_t length = static_cast<int64_t>(positions.size());
   const Tensor tensor = Tensor::Empty({1, length, heads, kHeadDim}, DType::kFloat32);
@@ -34,9 +34,9 @@ Tensor RandomTokens(uint64_t stream, const std::vector<int32_t>& positions, int6
 }
 
 struct Results {
-  std::vector<float> dk;                   // of all keys, in order; the ranks write their part
+  std::vector<float> dk;                   // for all keys, in order; each rank writes its part
   double forward_mb = 0, backward_mb = 0;  // sent by rank 0
-  const char* direction = "";              // that of the backward
+  const char* direction = "";              // the direction of the backward
 };
 
 absl::Status Run(int ranks, int64_t queries, int64_t keys, Results* results) {
@@ -45,7 +45,7 @@ absl::Status Run(int ranks, int64_t queries, int64_t keys, Results* results) {
     BurstAttentionOptions options;
     options.layout = Layout::kContiguous;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    // Two sequences have no common order, so that no mask is causal.
+    // Two sequences have no common order, so a mask cannot be causal.
     BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                            attention->Schedule(Sequences::Cross(queries, keys), Mask::Full()));
     const std::vector<int32_t>& own_keys = schedule.key_shard().local_positions();
@@ -55,7 +55,7 @@ absl::Status Run(int ranks, int64_t queries, int64_t keys, Results* results) {
         RandomTokens(1, own_keys, kKvHeads), RandomTokens(2, own_keys, kKvHeads)};
     AttentionResult result;
     BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
-    AttentionGradients gradients = {result.out.Clone()};  // of the loss sum(out^2) / 2
+    AttentionGradients gradients = {result.out.Clone()};  // the loss is sum(out^2) / 2
     BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
 
     const Tensor& dk = gradients.dk;

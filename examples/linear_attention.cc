@@ -29,7 +29,7 @@ Matrix WithOnes(const Matrix& v) {
   return wider;
 }
 
-// S += x_i^T y_i, and x_i S. Row i of a matrix stands for a token.
+// AddOuter computes S += x_i^T y_i, RowTimes x_i S. Row i of a matrix stands for a token.
 void AddOuter(const double* x, const double* y, Matrix* s) {
   for (int64_t a = 0; a < s->rows; ++a) {
     for (int64_t c = 0; c < s->cols; ++c) (*s)[a][c] += x[a] * y[c];
@@ -60,8 +60,8 @@ Matrix SumOfOuters(const Matrix& x, const Matrix& y) {
 
 // ---- The ring of states.
 
-// The sum of `own` over all ranks before this one (step = 1) or after it (step = -1). Only the
-// additions wait for each other: every rank has made its own sum before.
+// Returns the sum of `own` over all ranks before this one (step = 1) or after it (step = -1). Only
+// the additions wait for each other: every rank has its own sum already.
 absl::StatusOr<Matrix> SumOfRanksBefore(const Matrix& own, int step, Communicator& comm) {
   const int from = comm.rank() - step, to = comm.rank() + step;
   const auto is_rank = [&](int rank) { return rank >= 0 && rank < comm.world_size(); };

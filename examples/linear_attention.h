@@ -2,18 +2,19 @@
 // examples/ring_on_one_page.h and docs/other-attention.md.
 //
 // Katharopoulos et al., "Transformers are RNNs" (arXiv 2006.16236). With phi(x) = elu(x) + 1 in
-// place of the exponential of a score, causal attention of a token needs of all tokens before it
-// one state, whatever their number:
+// place of the exponential of a score, a token needs only one state for all tokens before it,
+// whatever their number:
 //
 //   S_i = sum_{j <= i} phi(K_j)^T [V_j, 1]        [d, d + 1]
 //   [N_i, D_i] = phi(Q_i) S_i                     O_i = N_i / D_i
 //
-// Each rank has consecutive tokens, and sums the state of these. It receives the state of all
-// earlier tokens from the previous rank, and hands the sum of both to the next one. That is one
-// message of d (d + 1) numbers a head, at any length of the sequence. The backward does the same
-// the other way round.
+// Each rank has consecutive tokens, and sums their state. It receives the state of all earlier
+// tokens from the previous rank, and sends the sum of both to the next rank. That is one message of
+// d (d + 1) numbers a head, at any length of the sequence. The backward goes from the last rank to
+// the first.
 //
-// One sequence, one head, float64, CPU. //tests/attention:linear_attention_test proves it.
+// The code is for one sequence and one head in float64 on the CPU.
+// //tests/attention:linear_attention_test checks it.
 #pragma once
 
 #include "absl/status/status.h"
@@ -24,17 +25,17 @@ namespace burst {
 
 // The tensors that the backward needs in addition to the inputs and out.
 struct LinearAttentionState {
-  Matrix before;       // S of all tokens before this rank's, [d, d + 1]
-  Matrix denominator;  // D of its own, [n, 1]
+  Matrix before;       // S of all tokens before this rank's tokens, [d, d + 1]
+  Matrix denominator;  // D of this rank's tokens, [n, 1]
 };
 
-// q, k, v, out: [n, d], for this rank's n >= 0 tokens, which follow the previous rank's tokens.
-// Assigns out and state. Collective.
+// Computes out of q, k and v, all [n, d] for this rank's n >= 0 tokens, which follow the previous
+// rank's tokens. Assigns out and state. Collective.
 absl::Status LinearAttentionForward(const Matrix& q, const Matrix& k, const Matrix& v,
                                     Communicator& comm, Matrix* out, LinearAttentionState* state);
 
-// The gradients of a loss, given dout = d loss / d out, like out. Assigns dq, dk, dv, like q, k, v.
-// Collective.
+// Computes the gradients of a loss from dout = d loss / d out, shaped like out. Assigns dq, dk and
+// dv, shaped like q, k and v. Collective.
 absl::Status LinearAttentionBackward(const Matrix& q, const Matrix& k, const Matrix& v,
                                      const Matrix& out, const LinearAttentionState& state,
                                      const Matrix& dout, Communicator& comm, Matrix* dq, Matrix* dk,

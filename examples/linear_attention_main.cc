@@ -1,5 +1,5 @@
-// Linear attention over one rank and over four, threads of this process. Prints that the results
-// agree, and what the ranks send compared with a ring of keys.
+// Computes linear attention over one rank and over four (threads of this process). Prints that the
+// results agree, and the bytes that ranks send compared with a ring of keys.
 //
 //   bazel run //examples:linear_attention
 
@@ -20,7 +20,8 @@ using namespace burst;  // NOLINT: an example reads better without prefixes
 
 constexpr int64_t kHeadDim = 16;
 
-// *dk: of all tokens; the ranks write their rows. *bytes: what a rank sent at most, both ways.
+// *dk holds all tokens, and each rank writes its rows. *bytes is the most that a rank sent in
+// forward and backward.
 absl::Status Run(int ranks, int64_t seqlen, Matrix* dk, int64_t* bytes) {
   *dk = Matrix(seqlen, kHeadDim);
   std::vector<int64_t> sent(ranks);
@@ -32,7 +33,7 @@ absl::Status Run(int ranks, int64_t seqlen, Matrix* dk, int64_t* bytes) {
     Matrix out, dq, own_dk, dv;
     LinearAttentionState state;
     BURST_RETURN_IF_ERROR(LinearAttentionForward(q, k, v, comm, &out, &state));
-    BURST_RETURN_IF_ERROR(  // of the loss sum(out^2) / 2
+    BURST_RETURN_IF_ERROR(  // the loss is sum(out^2) / 2
         LinearAttentionBackward(q, k, v, out, state, /*dout=*/out, comm, &dq, &own_dk, &dv));
     for (int64_t i = 0; i < own_dk.rows; ++i) std::copy_n(own_dk[i], kHeadDim, (*dk)[own[i]]);
     sent[comm.rank()] = comm.stats().bytes_sent[static_cast<int>(Channel::kRead)];
@@ -55,7 +56,8 @@ absl::Status Compare() {
     for (size_t i = 0; i < one.data.size(); ++i) {
       difference = std::max(difference, std::fabs(one.data[i] - four.data[i]));
     }
-    // K and V forward; Q, dO, lse, delta and dQ backward (examples/ring_on_one_page.h).
+    // A ring of keys sends K and V forward, and Q, dO, lse, delta and dQ backward
+    // (examples/ring_on_one_page.h).
     const int64_t ring =
         seqlen / kRanks * sizeof(double) * ((kRanks - 1) * (4 * kHeadDim + 2) + kRanks * kHeadDim);
     std::printf("%8lld %22.1e %16lld %22lld\n", static_cast<long long>(seqlen), difference,

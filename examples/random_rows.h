@@ -1,4 +1,4 @@
-// Inputs of the examples on one page.
+// Makes the inputs of the examples on one page.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace burst {
 
-// Rows `positions` of an endless matrix of standard normal numbers with `cols` columns, another for
-// each stream: a token has the same row on any number of ranks.
+// Returns the rows `positions` of an endless matrix of standard normal numbers with `cols` columns.
+// Each stream has another matrix. A token has the same row on any number of ranks.
 inline Matrix RandomRows(uint64_t stream, const std::vector<int32_t>& positions, int64_t cols) {
   Matrix matrix(static_cast<int64_t>(positions.size()), cols);
   for (int64_t i = 0; i < matrix.rows; ++i) {

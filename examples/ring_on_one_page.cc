@@ -98,7 +98,7 @@ void Differentiate(const RingTokens& tokens, int query_rank, int key_rank, const
 
 }  // namespace
 
-// Q, O and lse stay; K and V visit every rank.
+// In the forward Q, O and lse stay, and K and V visit every rank.
 absl::Status RingForward(const RingTokens& tokens, const Matrix& q, const Matrix& k,
                          const Matrix& v, Communicator& comm, Matrix* out, Matrix* lse) {
   *out = Matrix(q.rows, q.cols);
@@ -118,8 +118,9 @@ absl::Status RingForward(const RingTokens& tokens, const Matrix& q, const Matrix
   return absl::OkStatus();
 }
 
-// K, V, dK and dV stay; Q, dO, lse and delta visit every rank, and dQ follows them. RingAttention
-// (Liu et al., arXiv 2310.01889) sends K, V, dK and dV instead: 4 d numbers a token, not 3 d + 2.
+// In the backward K, V, dK and dV stay. Q, dO, lse and delta visit every rank, and dQ follows them.
+// RingAttention (Liu et al., arXiv 2310.01889) sends K, V, dK and dV instead: 4 d numbers a token,
+// not 3 d + 2.
 absl::Status RingBackward(const RingTokens& tokens, const Matrix& q, const Matrix& k,
                           const Matrix& v, const Matrix& out, const Matrix& lse, const Matrix& dout,
                           Communicator& comm, Matrix* dq, Matrix* dk, Matrix* dv) {

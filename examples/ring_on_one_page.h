@@ -1,7 +1,7 @@
 // BurstAttention on one page: what burst/attention computes, in plain loops. Start reading here.
 //
-// Sun et al., "BurstAttention" (arXiv 2403.09347). A sequence of n tokens is spread over G ranks.
-// Each rank has the rows of Q, K, V of its own tokens and computes the same rows of
+// The method is from Sun et al., "BurstAttention" (arXiv 2403.09347). G ranks share n tokens. Each
+// rank has the rows of Q, K, V of its own tokens and computes the same rows of
 //
 //   S = Q K^T / sqrt(d), masked
 //   lse_i = log sum_j exp(S_ij)
@@ -10,8 +10,8 @@
 // although it never has all of K and V. The ranks form a ring: each sends to the next one
 // and receives from the one before it. After G rounds every block has visited every rank.
 //
-// One sequence, one head, float64, CPU. //tests/attention:ring_on_one_page_test compares production
-// with it.
+// The code is for one sequence and one head in float64 on the CPU.
+// //tests/attention:ring_on_one_page_test compares burst/attention with it.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace burst {
 
-// A matrix of doubles by rows. matrix[i] is row i.
+// A matrix of doubles, stored by rows. matrix[i] is row i.
 struct Matrix {
   Matrix() = default;
   Matrix(int64_t rows, int64_t cols, double value = 0)
@@ -36,17 +36,19 @@ struct Matrix {
   std::vector<double> data;
 };
 
-// Where the tokens are and which of them see each other; the same on every rank.
+// Says where the tokens are and which of them see each other. It is equal on all ranks.
 struct RingTokens {
   std::vector<std::vector<int32_t>> positions;     // by rank: global positions of its tokens
   std::function<bool(int32_t q, int32_t k)> sees;  // causal: k <= q
 };
 
-// For this rank's n tokens: q, k, v, out [n, d], lse [n, 1]. Assigns out and lse.
+// Computes attention of this rank's n tokens: q, k, v and out are [n, d], lse is [n, 1]. Assigns
+// out and lse.
 absl::Status RingForward(const RingTokens& tokens, const Matrix& q, const Matrix& k,
                          const Matrix& v, Communicator& comm, Matrix* out, Matrix* lse);
 
-// The gradients of a loss, given dout = d loss / d out, like out. Assigns dq, dk, dv, like q, k, v.
+// Computes the gradients of a loss from dout = d loss / d out, shaped like out. Assigns dq, dk and
+// dv, shaped like q, k and v.
 absl::Status RingBackward(const RingTokens& tokens, const Matrix& q, const Matrix& k,
                           const Matrix& v, const Matrix& out, const Matrix& lse, const Matrix& dout,
                           Communicator& comm, Matrix* dq, Matrix* dk, Matrix* dv);

@@ -1,4 +1,4 @@
-// Runs the page: one sequence over four ranks, threads of this process, and over one rank.
+// Runs the page for one sequence over four ranks (threads of this process), and over one rank.
 //
 //   bazel run //examples:ring_on_one_page
 
@@ -18,7 +18,7 @@ using namespace burst;  // NOLINT: an example reads better without prefixes
 
 constexpr int64_t kSeqlen = 256, kHeadDim = 16;
 
-// Attention over `ranks` ranks. *dq: of all tokens; the ranks write their rows.
+// Computes attention over `ranks` ranks. *dq holds all tokens, and each rank writes its rows.
 absl::Status Run(int ranks, Matrix* dq) {
   *dq = Matrix(kSeqlen, kHeadDim);
   RingTokens tokens;
@@ -32,7 +32,7 @@ absl::Status Run(int ranks, Matrix* dq) {
                  v = RandomRows(2, own, kHeadDim);
     Matrix out, lse, own_dq, dk, dv;
     BURST_RETURN_IF_ERROR(RingForward(tokens, q, k, v, comm, &out, &lse));
-    BURST_RETURN_IF_ERROR(  // of the loss sum(out^2) / 2
+    BURST_RETURN_IF_ERROR(  // the loss is sum(out^2) / 2
         RingBackward(tokens, q, k, v, out, lse, /*dout=*/out, comm, &own_dq, &dk, &dv));
     for (int64_t i = 0; i < own_dq.rows; ++i) std::copy_n(own_dq[i], kHeadDim, (*dq)[own[i]]);
     return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The CPU attention kernels against the machine's matmul.
+// Compares the CPU attention kernels with the machine's matmul.
 //
 // GFLOP_s counts 4 * head_dim operations for a visible (query, key) pair and head forward, and 2.5
 // times as many backward, as the literature does. The counter vs_sgemm divides it by the best
@@ -26,8 +26,8 @@ Tensor RandomNormal(const Shape& shape, uint64_t stream) {
   return RandomForTiming(shape, DType::kFloat32, DeviceType::kCpu, stream);
 }
 
-// Self-attention of one sequence, every query seeing itself and at most window - 1 keys before it
-// (causal), or all keys (window = 0).
+// Computes self-attention of one sequence. A query sees itself and at most window - 1 keys before
+// it; with window = 0 it sees all keys.
 class Attention {
  public:
   Attention(int64_t tokens, int64_t heads, int64_t d, int64_t window)
@@ -80,7 +80,7 @@ class Attention {
   double pairs_;
 };
 
-// Runs `step`, of `flops` operations, once an iteration.
+// Runs `step`, which takes `flops` operations, once an iteration.
 template <typename Step>
 void Measure(benchmark::State& state, double flops, Step step) {
   static double sgemm = 0;
@@ -128,10 +128,10 @@ void Cases(benchmark::internal::Benchmark* benchmark) {
 BENCHMARK(BM_Forward)->Apply(Cases);
 BENCHMARK(BM_ForwardBackward)->Apply(Cases);
 
-// 65,536 tokens, forward and backward: the bytes that the kernels take beyond their inputs and
-// outputs. Scratch does not depend on the mask; a window makes it a matter of seconds. Three heads,
-// so that some are shared between threads and some are not; new threads, so that no scratch is left
-// from before.
+// Measures the bytes that the kernels take beyond their inputs and outputs, for 65,536 tokens,
+// forward and backward. Scratch does not depend on the mask; a window makes the run a matter of
+// seconds. With three heads, some are shared between threads and some are not. The threads are new,
+// so they have no scratch yet.
 void BM_ScratchMemory(benchmark::State& state) {
   constexpr int64_t kTokens = 65536, kWindow = 1024;
   const Attention attention(kTokens, 3, state.range(0), kWindow);

@@ -1,5 +1,5 @@
-// The host's time of one call of BurstAttention: checks, plans, tensors and messages. The kernels
-// compute nothing, and the tensors are small. Argument: ranks (threads).
+// Measures the host's time of one call of BurstAttention: checks, plans, tensors and messages. The
+// kernels compute nothing, and the tensors are small. Argument: ranks (threads).
 #include <benchmark/benchmark.h>
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// Two ranks as threads: a transfer around the ring and an all-reduce, compared with the memcpy that
-// bounds them, all on both cores at once. The argument is the bytes of a rank's buffer;
+// Times a transfer around the ring and an all-reduce between two threads. Compares them with the
+// memcpy that bounds them, on both cores at once. The argument is the bytes of a rank's buffer;
 // bytes_per_second counts one rank's bytes. Up to a megabyte the memcpy stays in its core's cache,
-// where no other rank's data can be. So the bound is fair at 16 MiB.
+// where another rank's data cannot be. So the bound is fair at 16 MiB.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 constexpr int kRanks = 2;
 
 // Times step(communicator, a, b) on all ranks, from one barrier to the next, many steps at a time.
-// a and b are the rank's buffers: [bytes / 4], float32.
+// a and b are the rank's buffers, float32 [bytes / 4].
 template <typename Step>
 void Measure(benchmark::State& state, Step step) {
   const int64_t bytes = state.range(0);
@@ -70,7 +70,7 @@ void AllReduce(benchmark::State& state) {
           [](Communicator& comm, const Tensor& a, const Tensor&) { return comm.AllReduceSum(a); });
 }
 
-// The base class's algorithm, over messages: what a transport without shared memory uses.
+// Times the base class's algorithm, which transports without shared memory use.
 void AllReduceByMessages(benchmark::State& state) {
   Measure(state, [](Communicator& comm, const Tensor& a, const Tensor&) {
     return comm.Communicator::AllReduceSum(a);

@@ -1,6 +1,5 @@
-// The rate of GEMMs through model/ops/matmul.h for the shapes of GPT-2 124M, 1,024
-// tokens, forward and backward, next to that of 1024^3 squares: what the shapes cost against the
-// machine's sgemm rate. Arguments: threads.
+// Measures the rate of GEMMs through model/ops/matmul.h for the shapes of GPT-2 124M with 1,024
+// tokens, forward and backward. Compares it with the rate of 1024^3 squares. Argument: threads.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -15,8 +14,8 @@ namespace {
 
 enum class Pass { kForward, kInputGradient, kWeightGradient };
 
-// y [tokens, out] = x [tokens, in] weight [out, in]^T and its two gradients: 2 tokens in out FLOPs
-// each.
+// Times y [tokens, out] = x [tokens, in] weight [out, in]^T or one of its two gradients. Each takes
+// 2 * tokens * in * out FLOPs.
 void Product(benchmark::State& state, Pass pass, int64_t tokens, int64_t in, int64_t out) {
   ScopedThreadPool pool(static_cast<int>(state.range(0)));
   const auto random = [](int64_t rows, int64_t cols) {

@@ -1,10 +1,11 @@
-// Messages between processes: compares sockets (--comm=tcp) with MPI, in turns, in the same
+// Compares messages between processes over sockets (--comm=tcp) with MPI, in turns, in the same
 // processes.
 //
 //   mpirun -np 2 bazel-bin/benchmarks/cpu/process_comm_benchmark
 //
-// exchange: every rank sends to the next and receives from the last one, in GB/s that a rank sends.
-// allreduce: of that many bytes of fp32, in GB/s of the tensor. Medians of 21 turns.
+// exchange: every rank sends to the next rank and receives from the previous one; the figure is the
+// GB/s that a rank sends. allreduce: the figure is GB/s of the fp32 tensor. Both are medians of 21
+// turns.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -33,7 +34,7 @@ absl::Status Exchange(Communicator& comm, const Tensor& out, const Tensor& in) {
   return comm.Wait(Channel::kRead);
 }
 
-// Seconds of one call, of several that follow each other.
+// Returns the seconds of one call, averaged over several calls in a row.
 absl::StatusOr<double> Time(Communicator& comm, bool reduces, const Tensor& out, const Tensor& in) {
   const int calls = static_cast<int>(std::clamp<int64_t>((8 << 20) / out.size_bytes(), 1, 200));
   BURST_RETURN_IF_ERROR(comm.Barrier());

@@ -1,10 +1,10 @@
-// Times the attention kernels of the GPU for attention_gpu.py, which asks for one measurement a
-// line on stdin:
+// Times the attention kernels of a GPU for attention_gpu.py, which writes one request a line to
+// stdin:
 //
 //   forward|backward chosen|sm80 batch seqlen num_heads num_kv_heads head_dim causal milliseconds
 //
-// and reads the mean time in ms: bfloat16, as many runs as fit the given milliseconds. "backward"
-// goes from (out, dout) to gradients in bfloat16.
+// The answer is the mean time in ms of the runs that fit into the given milliseconds, in bfloat16.
+// "backward" goes from (out, dout) to gradients in bfloat16.
 #include <algorithm>
 #include <cmath>
 #include <iostream>

@@ -1,13 +1,13 @@
-// The dense layers of GPT-2 124M (64 x 1,024 tokens) and of a 1.07B Llama (16,384 tokens) on a GPU
-// in bfloat16, forward and backward. Compares with cuBLAS alone in the same run: the same GEMMs by
-// cublasGemmEx with nothing else around them.
+// Times the dense layers of GPT-2 124M (64 x 1,024 tokens) and of a 1.07B Llama (16,384 tokens) on
+// a GPU in bfloat16, forward and backward. The peer in the same run is cuBLAS alone: the same GEMMs
+// by cublasGemmEx with nothing around them.
 //
 //   gemm       ours without a bias, GELU or residual: the same work as the peer's
-//   layer      what the model runs: bias, GELU and residual, and the bias's gradient, included
+//   layer      with bias, GELU, residual and the bias's gradient, as the model runs it
 //   float8     the layers of Llama 3.1 8B's shape with 16,384 tokens (--precision=fp8): conversions
 //              included; the peer is cuBLAS in bfloat16
 //
-// Counters: TFLOP/s of the GEMMs; of_cublas, that rate over the peer's.
+// Counters: TFLOP/s of the GEMMs; of_cublas is that rate divided by the peer's.
 #include <benchmark/benchmark.h>
 #include <cublas_v2.h>
 
@@ -48,7 +48,7 @@ cublasHandle_t Handle() {
   return handle;
 }
 
-// c [m, n] = a b, row-major; a transposed matrix is the transpose of what lies in memory.
+// Computes c [m, n] = a b, row-major. A transposed matrix is the transpose of the tensor in memory.
 void Gemm(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, int64_t m,
           int64_t n, int64_t k, const Tensor& c) {
   const float one = 1, zero = 0;
@@ -62,7 +62,7 @@ void Gemm(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed
   BURST_CHECK(status == CUBLAS_STATUS_SUCCESS) << cublasGetStatusString(status);
 }
 
-// y = x W^T, dx = dy W, dW = dy^T x by cuBLAS.
+// Computes y = x W^T, dx = dy W and dW = dy^T x by cuBLAS.
 struct PeerLayer {
   PeerLayer(const Tensor& x, int64_t out)
       : tokens(x.dim(0)),
@@ -82,7 +82,7 @@ struct PeerLayer {
   Tensor x, weight, y, dx, dweight;
 };
 
-// Ours and the peer's take turns, a few calls each, so that the GPU's clock is the same for both.
+// Times ours and the peer's calls in turns, a few at a time, so both have the same GPU clock.
 void Compare(benchmark::State& state, double flops, const std::function<void()>& ours,
              const std::function<void()>& peer) {
   constexpr int kCalls = 10;

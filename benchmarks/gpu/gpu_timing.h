@@ -1,4 +1,4 @@
-// The time of work that is queued on a GPU.
+// Times work that is queued on a GPU.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ class EventTimer {
     (void)cudaEventDestroy(start_);
     (void)cudaEventDestroy(stop_);
   }
-  // Seconds that the work queued by `body` takes.
+  // Returns the seconds that the work queued by `body` takes.
   double Time(const std::function<void()>& body) {
     BURST_CUDA_CHECK(cudaEventRecord(start_, cuda::CurrentStream()));
     body();

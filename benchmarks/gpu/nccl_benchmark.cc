@@ -1,10 +1,11 @@
-// Ranks that own one GPU each: a transfer around the ring and an all-reduce through the
-// communicator, compared with NCCL alone. Ranks are threads on all GPUs of this machine, whose
-// transfers are copies by the copy engines. Or they are the processes of a launcher (mpirun,
-// torchrun, srun), over NCCL.
+// Compares a transfer around the ring and an all-reduce through the communicator with NCCL alone. A
+// rank owns one GPU. Ranks are threads on all GPUs of this machine, whose transfers are copies by
+// the copy engines, or the processes of a launcher (mpirun, torchrun, srun), whose messages go over
+// NCCL.
 //
-// GB/s: transfer: the bytes that a rank sends; all-reduce over G ranks: 2(G-1)/G of the tensor's
-// bytes, the least that a rank must send. us: the host's time in a Post and a Wait.
+// GB/s of a transfer counts the bytes that a rank sends. GB/s of an all-reduce over G ranks counts
+// 2(G-1)/G of the tensor's bytes, the least that a rank must send. us is the host's time in a Post
+// and a Wait.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -31,11 +32,12 @@ namespace {
 #define NCCL_CHECK(call) BURST_CHECK_EQ(call, ncclSuccess)
 
 struct Time {
-  double seconds = 0;       // of a step
-  double host_seconds = 0;  // until the host had it queued
+  double seconds = 0;       // the time of a step
+  double host_seconds = 0;  // the host's time to queue it
 };
 
-// The mean of many steps after a few; step() queues one on the thread's stream.
+// Returns the mean of many steps, after a few untimed ones. step() queues one on the thread's
+// stream.
 template <typename Step>
 absl::StatusOr<Time> Measure(Communicator& comm, int64_t bytes, Step step) {
   const int steps = bytes < (1 << 24) ? 100 : 20;

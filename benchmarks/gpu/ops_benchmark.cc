@@ -1,8 +1,7 @@
-// The memory-bound ops on a GPU, in bfloat16, at the sizes of a GPT-2 124M step (64 x 1,024 tokens)
-// and of a 1.07B Llama step (16,384 tokens). Measures bytes that must move per second, and that
-// rate over the rate of a device-to-device copy in the same run. Every input and output counts
-// once; partial sums, sorted ids and other scratch of a kernel do not count. Sets of buffers take
-// turns, so that nothing is still in the L2 cache.
+// Times the memory-bound ops on a GPU, in bfloat16, at the sizes of a GPT-2 124M step (64 x 1,024
+// tokens) and of a 1.07B Llama step (16,384 tokens). The rate counts the bytes that must move, and
+// is compared with a device-to-device copy in the same run. Every input and output counts once; a
+// kernel's scratch does not count. Sets of buffers take turns, so that the L2 cache does not help.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -27,7 +26,7 @@ namespace {
 constexpr int kSets = 3;
 constexpr DType kBf16 = DType::kBFloat16, kF32 = DType::kFloat32;
 
-// Seconds per call of run(set), sets taking turns.
+// Returns the seconds per call of run(set). Sets take turns.
 double SecondsPerCall(EventTimer& timer, const std::function<void(int)>& run) {
   constexpr int kCalls = 8 * kSets;
   return timer.Time([&] {
@@ -35,7 +34,7 @@ double SecondsPerCall(EventTimer& timer, const std::function<void(int)>& run) {
   }) / kCalls;
 }
 
-// Bytes read and written per second by copies of 256 MiB.
+// Returns the bytes that copies of 256 MiB read and write per second.
 double CopyRate() {
   static const double rate = [] {
     constexpr size_t kBytes = size_t{256} << 20;
@@ -63,9 +62,9 @@ Tensor Empty(const Shape& shape, DType dtype = kBf16) {
   return Tensor::Empty(shape, dtype, DeviceType::kCuda);
 }
 
-// The inputs of a benchmark; each benchmark makes its own, for one set of buffers.
+// Holds one set of a benchmark's buffers. Each benchmark makes its own.
 struct Work {
-  double bytes = 0;  // that must move
+  double bytes = 0;  // the bytes that must move
   std::function<void()> run;
 };
 
@@ -191,7 +190,7 @@ void RegisterElementwise() {
   }
 }
 
-// Ids as words are distributed (Zipf): id k with probability ~ 1 / k.
+// Returns ids that are distributed as words are (Zipf): id k has a probability ~ 1 / k.
 std::vector<int32_t> ZipfIds(int64_t n, int64_t vocab) {
   std::vector<int32_t> ids(n);
   for (int64_t i = 0; i < n; ++i) {
@@ -208,7 +207,7 @@ void RegisterEmbedding() {
   std::vector<int32_t> position_list(kTokens);
   for (int64_t t = 0; t < kTokens; ++t) position_list[t] = static_cast<int32_t>(t % kLength);
   std::vector<char> seen(kVocab);
-  double rows = 0;  // of the table in use
+  double rows = 0;  // the rows of the table in use
   for (const int32_t id : *id_list) rows += seen[id] == 0, seen[id] = 1;
 
   Register("embedding_forward/65536x768", [=] {

@@ -1,6 +1,6 @@
-// The attention kernels of a GPU as a shared library with C names. With it, sm90_attention.py can
-// call them on PyTorch's tensors and compare them with cuDNN in the same process. The calls are
-// those that training makes: what they choose, check and allocate is timed with them.
+// A shared library with C names for the attention kernels of a GPU. With it, sm90_attention.py can
+// call them on PyTorch's tensors and compare them with cuDNN in the same process. The calls are the
+// trainer's: their choices, checks and allocations are timed, too.
 #include <cuda_runtime.h>
 
 #include "burst/device/cuda.h"
@@ -10,7 +10,7 @@
 
 namespace {
 
-// Queues on the caller's stream while it lives.
+// While it lives, this thread queues work on the caller's stream.
 class OnStream {
  public:
   explicit OnStream(cudaStream_t stream) : own_(burst::cuda::CurrentStream()) {

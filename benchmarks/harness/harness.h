@@ -1,4 +1,4 @@
-// What the benchmarks of C++ share: the clock, the median, random inputs and folders.
+// Clocks, medians, random inputs and folders for the C++ benchmarks.
 #pragma once
 
 #include <chrono>
@@ -21,15 +21,15 @@ class Stopwatch {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// The lower one of two in the middle. There must be a value.
+// Returns the median; of two values in the middle, the lower one. There must be a value.
 double Median(std::vector<double> values);
 
-// Normal numbers by (stream, element), repeated after some millions, which time cannot tell from
-// more. On the device of the calling thread.
+// Returns normal numbers by (stream, element), on the device of the calling thread. They repeat
+// after some millions, which does not change the time.
 Tensor RandomForTiming(const Shape& shape, DType dtype, DeviceType device, uint64_t stream,
                        double deviation = 1);
 
-// A folder of this process, which is gone at the end.
+// A folder of this process. The destructor removes it.
 class TemporaryFolder {
  public:
   TemporaryFolder();

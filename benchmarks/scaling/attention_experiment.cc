@@ -14,7 +14,7 @@
 namespace burst {
 namespace {
 
-// One rank's attention: its inputs, and the results of the last call.
+// Holds one rank's attention, its inputs, and the results of the last call.
 class RankAttention : public AttentionWork {
  public:
   RankAttention(const AttentionProblem& problem, SequenceParallelAttention& attention,
@@ -43,7 +43,7 @@ class RankAttention : public AttentionWork {
   AttentionGradients gradients_;
 };
 
-// The work of a strategy on random inputs.
+// Makes a strategy's work on random inputs.
 std::unique_ptr<AttentionWork> MakeWork(Method method, const AttentionProblem& problem,
                                         SequenceParallelAttention& attention,
                                         AttentionSchedule schedule, Communicator* comm) {
@@ -63,12 +63,12 @@ std::unique_ptr<AttentionWork> MakeWork(Method method, const AttentionProblem& p
 
 // The measurements of one rank.
 struct RankMeasurement {
-  std::vector<AttentionTimes> whole, quiet, alone;  // a repetition each
+  std::vector<AttentionTimes> whole, quiet, alone;  // one entry for each repetition
   AttentionBytes bytes_sent;
   int64_t peak_bytes = 0;
 };
 
-// A rank's work on its share of the problem's tokens, with nobody else.
+// Runs a rank's share of the problem's tokens on that rank alone.
 class AloneWork {
  public:
   static absl::StatusOr<std::unique_ptr<AloneWork>> Create(AttentionProblem problem,
@@ -95,12 +95,12 @@ class AloneWork {
   std::unique_ptr<AttentionWork> work_;
 };
 
-// An idle GPU runs faster at first than it can sustain. It works for about this long before
-// anything is measured.
+// An idle GPU runs faster at first than it can sustain, so it works for about this long before the
+// first measurement.
 constexpr double kWarmUpSeconds = 0.5;
 constexpr int kMostWarmUps = 50;
 
-// `shared_memory`: the ranks are of one process, whose host memory is counted for all together.
+// `shared_memory` says that the ranks share one process, whose host memory is counted for all.
 absl::Status MeasureRank(Method method, const AttentionProblem& problem, int64_t repeats,
                          bool compare, bool shared_memory, Communicator& comm,
                          RankMeasurement* result) {
@@ -159,7 +159,7 @@ absl::Status MeasureRank(Method method, const AttentionProblem& problem, int64_t
       BURST_RETURN_IF_ERROR(measure(rank, 1, true, &seconds));
     }
   }
-  // Turn by turn, so that a machine that slows down slows all.
+  // The sides take turns, so that a machine that slows down slows all of them.
   const auto repeat = [&](AttentionWork& work, int calls, std::vector<AttentionTimes>* times) {
     AttentionTimes& measured = times->emplace_back();
     BURST_RETURN_IF_ERROR(measure(work, calls, false, &measured.forward));
@@ -176,7 +176,7 @@ absl::Status MeasureRank(Method method, const AttentionProblem& problem, int64_t
   return absl::OkStatus();
 }
 
-// The slowest rank of a repetition, in the median repetition. Collective.
+// Returns the time of the slowest rank in the median repetition. Collective.
 absl::StatusOr<double> Slowest(const std::vector<AttentionTimes>& own, double AttentionTimes::*time,
                                Communicator& comm) {
   std::vector<double> slowest;
@@ -195,7 +195,7 @@ absl::StatusOr<AttentionTimes> Slowest(const std::vector<AttentionTimes>& own, C
   return times;
 }
 
-// Collective; the same on every rank.
+// Combines the measurements of all ranks; returns the same on every rank. Collective.
 absl::StatusOr<AttentionMeasurement> Combine(const RankMeasurement& own, Communicator& comm) {
   AttentionMeasurement all;
   BURST_ASSIGN_OR_RETURN(all.whole, Slowest(own.whole, comm));
@@ -255,7 +255,7 @@ absl::StatusOr<ReportRow> MeasureRow(Method method, const AttentionProblem& prob
   row["forward_exposed"] = (whole.forward - quiet.forward) / whole.forward;
   row["forward_backward_exposed"] =
       (whole.forward_backward - quiet.forward_backward) / whole.forward_backward;
-  // Alone, each call does a share of a share of the pairs: `ranks` of them do a rank's part.
+  // A call alone computes 1 / ranks of a rank's pairs, so `ranks` calls do a rank's part.
   row["forward_efficiency"] = measured.alone.forward / whole.forward;
   row["forward_backward_efficiency"] = measured.alone.forward_backward / whole.forward_backward;
   return row;

@@ -11,7 +11,7 @@
 namespace burst {
 namespace {
 
-// Standard normal numbers by (stream, element), as the dtype rounds them; on the CPU.
+// Returns standard normal numbers by (stream, element), rounded to the dtype, on the CPU.
 Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t stream) {
   const Tensor tensor = Tensor::Empty(shape, DType::kFloat64);
   double* data = tensor.data<double>();
@@ -24,7 +24,7 @@ Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t stream) {
   return tensor.To(DType::kFloat32).To(dtype);
 }
 
-// Rows `positions` of a [batch, seqlen, ...] tensor.
+// Returns the rows `positions` of a [batch, seqlen, ...] tensor.
 Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {
   Shape shape = global.shape();
   shape[1] = static_cast<int64_t>(positions.size());
@@ -35,7 +35,7 @@ Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {
   return local;
 }
 
-// Sums of squares.
+// Holds sums of squares.
 struct Squares {
   double error = 0, reference = 0;
 };
@@ -58,7 +58,7 @@ class ErrorReference {
  public:
   AttentionProblem problem;
   Tensor q, k, v, dout;    // [batch, seqlen, heads, head_dim] of the problem's dtype, on the CPU
-  Tensor out, dq, dk, dv;  // the same, float64
+  Tensor out, dq, dk, dv;  // of the same shapes, float64
 };
 
 absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(

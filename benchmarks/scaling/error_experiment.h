@@ -1,4 +1,4 @@
-// How far attention's results are from double precision, against the number of ranks.
+// Measures how far attention's results are from double precision, by the number of ranks.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace burst {
 
-// ||x - y|| / ||y||, y being the result of one rank in double precision on the CPU, of the same
+// Errors ||x - y|| / ||y||. One rank computes y on the CPU in double precision, from the same
 // inputs (rounded to the problem's dtype).
 struct AttentionErrors {
   double out = 0, dq = 0, dk = 0, dv = 0;
@@ -22,14 +22,14 @@ class ErrorReference;  // the inputs and double-precision results of one problem
 
 absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
     const AttentionProblem& problem, int threads);
-// With tiles of `tile_keys` keys; 0: the kernels' own.
+// Measures with tiles of `tile_keys` keys; 0 takes the kernels' own tiles.
 absl::StatusOr<AttentionErrors> MeasureErrors(Method method, const ErrorReference& reference,
                                               int ranks, int threads, int64_t tile_keys = 0);
 
 std::vector<ReportColumn> ErrorColumns(const ScalingOptions& options);
 
-// A row for every method, ranks, batch, seqlen and tile_keys; calls on_row with each as soon as
-// it is measured.
+// Makes a row for every method, ranks, batch, seqlen and tile_keys, and calls on_row with each as
+// soon as it is measured.
 absl::StatusOr<std::vector<ReportRow>> RunErrorExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 

@@ -56,7 +56,7 @@ std::string Today() {
   return text;
 }
 
-// The columns that the rows have in common.
+// Returns the columns that all rows have in common.
 ReportRow About(const ScalingOptions& options) {
   const AttentionProblem& problem = options.problem;
   ReportRow about;
@@ -111,7 +111,7 @@ std::string Title(const ReportRow& about) {
   return title;
 }
 
-// An experiment: its table, what is drawn, and how it is run.
+// Says how an experiment is run, printed and drawn.
 struct Plan {
   std::vector<ReportColumn> columns;
   const char* y_key;
@@ -143,13 +143,13 @@ Plan PlanOf(const ScalingOptions& options) {
   return {TrainingColumns(), "step_ms", "step, ms", 1, RunTrainingExperiment};
 }
 
-// A process that the first one speaks for.
+// Runs the part of a process that prints nothing: the first process speaks for it.
 absl::Status RunSilently(const ScalingOptions& options) {
   return PlanOf(options).run(options, [](const ReportRow&) {}).status();
 }
 
 absl::Status Run(const ScalingOptions& options) {
-  BURST_RETURN_IF_ERROR(MakeFolder(options.out));  // before the hours of work, not after
+  BURST_RETURN_IF_ERROR(MakeFolder(options.out));  // an error must come before hours of work
   const Plan plan = PlanOf(options);
   const ReportRow about = About(options);
   std::printf("%s\n\n%s", Title(about).c_str(), TableHeader(plan.columns).c_str());

@@ -1,5 +1,5 @@
-// The ways to divide the work of a sequence between ranks that the instrument compares: the
-// strategies of burst/attention, and their rival, tensor parallelism of all ranks.
+// Methods: the ways to divide a sequence's work between ranks that this program compares. They are
+// the strategies of burst/attention, and tensor parallelism of all ranks.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace burst {
 
-// Megatron-LM's two versions (model/tensor_parallel.h). Attention takes a rank's heads of all
+// The two versions of Megatron-LM (model/tensor_parallel.h). Attention takes a rank's heads on all
 // tokens, and sends nothing.
 enum class Megatron { kNone, kTp, kTpSp };
 
@@ -33,7 +33,7 @@ const char* Name(Method method);
 inline std::string PrintOption(Method method) { return Name(method); }
 absl::StatusOr<Method> ParseMethod(absl::string_view name);
 
-// The attention of this rank of `comm`, which must outlive it, by CreateAttention. Collective.
+// Creates this rank's attention by CreateAttention. `comm` must outlive it. Collective.
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttentionOf(
     Method method, const BurstAttentionOptions& options, int group_size, Communicator* comm);
 

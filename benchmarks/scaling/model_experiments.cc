@@ -23,7 +23,7 @@
 namespace burst {
 namespace {
 
-// One whole-model case.
+// A case of a whole model.
 struct Case {
   Method method;
   int ranks;
@@ -62,8 +62,8 @@ ExecutionPlan ChunksOf(const ResolvedConfig& config) {
   return plan;
 }
 
-// The options of //train for a case, a run in the folder `out`. Here alone a method becomes options
-// of the trainer.
+// Returns the options of //train for a case, a run in the folder `out`. Only this function makes
+// options of the trainer from a method.
 absl::StatusOr<ResolvedConfig> ConfigOf(const ScalingOptions& options, const Case& c,
                                         const std::string& out = "") {
   TrainConfig config = options.train;
@@ -97,8 +97,8 @@ absl::StatusOr<ResolvedConfig> ConfigOf(const ScalingOptions& options, const Cas
   return resolved;
 }
 
-// Peak memory of a rank since the last reset: of the process divided by ranks on the CPU. All ranks
-// call both, between barriers.
+// ResetPeak and PeakMiB measure a rank's peak memory since the last reset. On the CPU it is the
+// process's, divided by the ranks. All ranks call both, between barriers.
 absl::Status ResetPeak(DeviceType device, Communicator& comm) {
   BURST_RETURN_IF_ERROR(comm.Barrier());
   if (comm.rank() == 0 || device == DeviceType::kCuda) ResetPeakMemory(device);
@@ -112,7 +112,7 @@ double PeakMiB(DeviceType device, int ranks) {
 
 // ---- Prefill.
 
-// This rank's part of a batch of random tokens.
+// Returns this rank's part of a batch of random tokens.
 SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
                            std::shared_ptr<const AttentionSchedule> schedule) {
   const std::vector<int32_t>& positions = schedule->shard().local_positions();
@@ -150,13 +150,13 @@ absl::Status MeasurePrefill(Method method, const ResolvedConfig& config, const M
   const SequenceBatch prompt = RandomPrompt(
       config.batch, shape.vocab, std::make_shared<const AttentionSchedule>(std::move(schedule)));
   std::vector<double> seconds;
-  for (int64_t repeat = 0; repeat <= repeats; ++repeat) {  // one more, for fresh memory
+  for (int64_t repeat = 0; repeat <= repeats; ++repeat) {  // the first one touches fresh memory
     BURST_RETURN_IF_ERROR(ResetPeak(config.device, comm));
     const Stopwatch stopwatch;
     BURST_ASSIGN_OR_RETURN(const Tensor logits,
                            model->NextTokenLogits(*attention, prompt.To(config.device)));
     SynchronizeDevice(config.device);
-    // The token is there when the rank that has it is done; in a ring no other is done much later.
+    // The token is there when its rank is done. In a ring the other ranks end at about that time.
     BURST_RETURN_IF_ERROR(comm.Barrier());
     if (repeat > 0) seconds.push_back(stopwatch.Seconds());
   }
@@ -187,7 +187,7 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
   const auto schedule = std::make_shared<const AttentionSchedule>(std::move(made));
   const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedule).To(config.device);
   std::optional<KvCache> cache;
-  for (int repeat = 0; repeat < 2; ++repeat) {  // the first one for fresh memory
+  for (int repeat = 0; repeat < 2; ++repeat) {  // the first one touches fresh memory
     cache.emplace(shape, config.batch, config.dtype, config.window, config.device, &comm);
     cache->Reserve(schedule->shard().local_length() + tokens / comm.world_size() + 2);
     BURST_RETURN_IF_ERROR(comm.Barrier());
@@ -252,7 +252,7 @@ double LargestDifference(const std::vector<double>& losses, const std::vector<do
   return largest;
 }
 
-// The largest of a field over ranks.
+// Returns a field's largest value over ranks.
 template <typename Measurement>
 double Most(const std::vector<Measurement>& ranks, double Measurement::*field) {
   double most = 0;
@@ -324,7 +324,7 @@ absl::StatusOr<std::vector<ReportRow>> RunGenerationExperiment(
     BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ConfigOf(options, c));
     ModelConfig shape = config.model;
     if (shape.vocab == 0) shape.vocab = 256;
-    // GPT-2's positions of the generated tokens are learned, too.
+    // GPT-2 also learns the positions of the generated tokens.
     if (shape.family == Family::kGpt2) shape.context = c.seqlen + options.tokens + 1;
     std::vector<Generation> measured(c.ranks);
     BURST_RETURN_IF_ERROR(RunRanksInProcess(config, [&](Communicator& comm) {
@@ -363,7 +363,7 @@ absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
   std::vector<ReportRow> rows;
   const TemporaryFolder folder;
   std::vector<double> reference;
-  int64_t batch = 0, seqlen = 0;  // of the reference
+  int64_t batch = 0, seqlen = 0;  // the reference's
   for (const Case& c : Cases(options)) {
     BURST_ASSIGN_OR_RETURN(const ResolvedConfig config,
                            ConfigOf(options, c, folder / absl::StrCat(rows.size())));

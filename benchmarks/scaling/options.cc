@@ -38,7 +38,7 @@ absl::StatusOr<Experiment> ParseExperiment(absl::string_view text) {
   return ParseName(text, kExperiments);
 }
 
-// The options as they are given.
+// The options as the user gives them.
 struct ScalingConfig {
   ScalingConfig() {
     train.steps = 20;
@@ -138,7 +138,7 @@ OptionTable Options(ScalingConfig* c) {
   return t;
 }
 
-// Options that only some experiments use must not be given to others.
+// Checks that options of other experiments are not given.
 absl::Status CheckUsed(const OptionTable& table, Experiment experiment) {
   constexpr auto kAttention = Experiment::kAttention, kError = Experiment::kError,
                  kPrefill = Experiment::kPrefill, kGeneration = Experiment::kGeneration,
@@ -166,7 +166,7 @@ absl::Status CheckUsed(const OptionTable& table, Experiment experiment) {
   return absl::OkStatus();
 }
 
-// Options that only some strategies use must not be given to others.
+// Checks that options of other strategies are not given.
 absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
   const auto any = [&](const auto& predicate) {
     return std::any_of(c.strategies.begin(), c.strategies.end(), predicate);
@@ -244,7 +244,7 @@ AttentionProblem ResolveProblem(const ScalingConfig& c, DeviceType device) {
   problem.ranks_per_node = static_cast<int>(c.train.ranks_per_node);
   problem.ring_grad_dtype = c.train.ring_grad_dtype;
   problem.tiles = c.tiles == Tiles::kOn;
-  if (!c.tile_keys.empty()) problem.tile_keys = c.tile_keys[0];  // one for all: any is as good
+  if (!c.tile_keys.empty()) problem.tile_keys = c.tile_keys[0];  // the check needs any one of them
   problem.device = device;
   const bool bf16 = c.dtype == DTypeChoice::kBf16 ||
                     (c.dtype == DTypeChoice::kAuto && device == DeviceType::kCuda);

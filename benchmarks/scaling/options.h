@@ -16,9 +16,9 @@ namespace burst {
 
 enum class Experiment {
   kAttention,   // time, memory, bytes of attention alone
-  kError,       // of attention's results, against double precision
+  kError,       // errors of attention's results against double precision
   kPrefill,     // latency of a whole model's prefill
-  kGeneration,  // the same, and of the tokens after it, whose keys and values ranks share
+  kGeneration,  // latency of the prefill and of the tokens after it; ranks share keys and values
   kTraining,    // time, memory and loss of whole training steps
 };
 const char* Name(Experiment experiment);
@@ -28,25 +28,24 @@ struct ScalingOptions {
   std::vector<Method> strategies;
   std::vector<int64_t> ranks, seqlens, batches;
   std::vector<int64_t> tile_keys;  // {0} unless given: the kernels' own
-  // Attention alone: all but batch, seqlen and (but for the first) tile_keys, which the lists give.
+  // The problem of attention alone. The lists give batch, seqlen and tile_keys after the first one.
   AttentionProblem problem;
-  // Whole models, as //train would be told: all but what the lists give.
+  // The options of whole models, as //train takes them, without those that the lists give.
   TrainConfig train;
   std::vector<Recompute> recompute;
 
-  int threads = 1;     // of each rank, on the CPU
-  int64_t tokens = 1;  // that are generated
+  int threads = 1;     // threads of each rank, on the CPU
+  int64_t tokens = 1;  // tokens to generate
   int64_t repeats = 1;
   bool compare = true;
-  std::string out;                 // absolute
-  std::vector<AgreedItem> agreed;  // what processes must have alike
-  // Ranks are these processes, of which each measures; null: threads. Not an option but how the
-  // program was started.
+  std::string out;                 // an absolute path
+  std::vector<AgreedItem> agreed;  // values that must be equal in all processes
+  // The ranks, if a launcher started the program as several processes; null: ranks are threads.
   Communicator* processes = nullptr;
 };
 
-// InvalidArgument, naming the option, if an option is unknown, invalid, contradictory, or not used
-// by the experiment.
+// Returns InvalidArgument that names the option if an option is unknown, invalid, contradictory, or
+// not used by the experiment.
 absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv,
                                                            const Launch& launch);
 std::string ScalingHelp();

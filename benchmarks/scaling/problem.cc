@@ -15,7 +15,7 @@
 namespace burst {
 namespace {
 
-// Ranks that share heads.
+// Returns the number of ranks that share heads.
 int GroupSize(Method method, const AttentionProblem& problem, int ranks) {
   if (method.tensor_parallel() || method.strategy == Strategy::kUlysses) return ranks;
   if (method.strategy != Strategy::kBurstUlysses) return 1;
@@ -30,7 +30,7 @@ int GroupSize(Method method, const AttentionProblem& problem, int ranks) {
 //   backward, ring   2 Hk             K, V                + 2 Hk dK, dV
 //   backward, burst  2 Hq + 2 heads   Q, dO, lse, delta   + Hq   dQ
 //
-// lse and delta are of SumDType, gradients too unless ring_grad_dtype says bfloat16.
+// lse and delta have SumDType. So have gradients, unless ring_grad_dtype is bfloat16.
 absl::StatusOr<AttentionBytes> RingBytes(Method method, const AttentionProblem& problem, int ranks,
                                          int group) {
   BURST_ASSIGN_OR_RETURN(TokenShard shard,
@@ -72,10 +72,11 @@ absl::StatusOr<AttentionBytes> RingBytes(Method method, const AttentionProblem& 
 
 // Returns the bytes that the all-to-alls in groups of `group` ranks send (ulysses_attention.h).
 AttentionBytes ExchangeBytes(const AttentionProblem& problem, int group) {
-  const int64_t kv_heads = std::max<int64_t>(problem.kv_heads, group);  // replicated
+  const int64_t kv_heads = std::max<int64_t>(problem.kv_heads, group);  // some are replicated
   const int64_t one_head =
       problem.batch * problem.seqlen * problem.head_dim * SizeOf(problem.dtype);
-  // q, k, v there and out back; dout there and dq, dk, dv back. Heads divide by the group.
+  // q, k and v go there and out comes back; dout goes there and dq, dk and dv come back. The group
+  // divides the heads.
   const int64_t bytes = one_head * (2 * problem.heads + 2 * kv_heads) / group * (group - 1);
   return {bytes, bytes, 0, 0};
 }
@@ -91,7 +92,7 @@ AttentionBytes TensorParallelBytes(Method method, const AttentionProblem& proble
   return bytes;
 }
 
-// Null: the kernels of the device.
+// Returns the kernels for study that the problem asks for; null: the device's kernels.
 const AttentionKernels* StudyKernels(const AttentionProblem& problem) {
   if (!problem.tiles) return &NaiveKernels();
   return problem.tile_keys == 0 ? nullptr : &TiledKernels(problem.tile_keys);
@@ -114,7 +115,7 @@ BurstAttentionOptions AttentionProblem::options(Method method) const {
     options.ranks_per_node = ranks_per_node;
     options.ring_grad_dtype = ring_grad_dtype;
   }
-  options.deterministic = false;  // as the published figures are
+  options.deterministic = false;  // the published figures are not deterministic, either
   return options;
 }
 
@@ -179,7 +180,7 @@ absl::StatusOr<AttentionBytes> FormulaBytes(Method method, const AttentionProble
   const int group = GroupSize(method, problem, ranks);
   if (method.tensor_parallel()) return TensorParallelBytes(method, problem, ranks);
   BURST_ASSIGN_OR_RETURN(AttentionBytes bytes, RingBytes(method, problem, ranks, group));
-  const AttentionBytes exchange = ExchangeBytes(problem, group);  // none in groups of one
+  const AttentionBytes exchange = ExchangeBytes(problem, group);  // 0 in groups of one
   bytes.forward += exchange.forward;
   bytes.backward += exchange.backward;
   return bytes;

@@ -1,5 +1,5 @@
-// A communicator that can be told to skip all messages. The time of a run without messages is the
-// bound for overlap: what a run with messages takes longer is exposed communication.
+// A communicator that can skip all messages. Exposed communication is the time by which a run with
+// messages is longer than the same run without them.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ class QuietCommunicator : public Communicator {
   template <typename Call>
   absl::Status Counted(Call call);
 
-  std::unique_ptr<Communicator> owned_;  // of a group
+  std::unique_ptr<Communicator> owned_;  // set in a group
   Communicator* const inner_;
   const std::shared_ptr<Shared> shared_;
 };

@@ -1,4 +1,4 @@
-// Ranks of the experiments.
+// Starts the ranks of the experiments.
 #pragma once
 
 #include <functional>
@@ -9,10 +9,10 @@
 
 namespace burst {
 
-// Runs body(communicator) on ranks and returns the first error. Without `processes`, they are
+// Runs body(communicator) on ranks and returns the first error. Without `processes`, ranks are
 // threads of this process: on the CPU with a pool of `threads` each, on cuda with a GPU each. With
-// `share_gpus` and fewer GPUs than ranks, they share the GPUs. With `processes`, they are the first
-// `ranks` of these; the others return at once. Collective then.
+// `share_gpus` and fewer GPUs than ranks, ranks share the GPUs. With `processes`, ranks are the
+// first `ranks` processes, and the others return at once. The call is then collective.
 absl::Status RunBenchmarkRanks(DeviceType device, int ranks, int threads, bool share_gpus,
                                Communicator* processes,
                                const std::function<absl::Status(Communicator&)>& body);

@@ -34,14 +34,14 @@ Tensor TensorParallelLayer::OwnHeads(const Tensor& all) const {
   return all.Slice(2, own.first, own.count);
 }
 
-// All tokens of a tensor that enters the layer.
+// Gathers all tokens of a tensor that enters the layer.
 absl::Status TensorParallelLayer::Whole(const Tensor& tensor, Tensor* whole) const {
   if (spread_tokens_) return exchange_.Gather(shard(), tensor, whole);
   *whole = tensor;
   return absl::OkStatus();
 }
 
-// The sum over ranks of a tensor that leaves it, on the tokens that this rank keeps.
+// Sums a tensor that leaves the layer over ranks, on the tokens that this rank keeps.
 absl::Status TensorParallelLayer::Sum(const Tensor& partial, Tensor* sum) const {
   if (spread_tokens_) return exchange_.ReduceScatter(shard(), partial, sum);
   *sum = partial;
@@ -54,7 +54,7 @@ absl::Status TensorParallelLayer::Forward() {
   {
     Tensor x;
     BURST_RETURN_IF_ERROR(Whole(inputs_.x, &x));
-    call_.q = OwnHeads(x).Clone();  // as a product would make it, which does not keep x
+    call_.q = OwnHeads(x).Clone();  // a product would make a copy, too, and not keep x
   }
   const Tensor partial = Tensor::Zeros(whole_shape, problem_.dtype, problem_.device);
   result_.out = OwnHeads(partial);
@@ -72,7 +72,7 @@ absl::Status TensorParallelLayer::Backward() {
   BURST_RETURN_IF_ERROR(attention_.Backward(call_, result_, &gradients));
   results_.dk = gradients.dk;
   results_.dv = gradients.dv;
-  BURST_RETURN_IF_ERROR(Whole(inputs_.x, &x));  // which the gradient by the weights would need
+  BURST_RETURN_IF_ERROR(Whole(inputs_.x, &x));  // the weights' gradient would need it
   return Sum(partial, &results_.dx);
 }
 

@@ -1,14 +1,15 @@
 // Runs the work and the messages of tensor parallelism for one attention: the part of a layer that
 // is compared with other ways to spread attention over ranks.
 //
-// Attention itself sends nothing there: a rank has its heads on all tokens. What is sent belongs to
-// the products around it, which cost the same with every strategy otherwise. So they are left out,
-// as if their weights were identities: the queries are the layer's input x [batch, tokens, heads,
-// head_dim], and its output y is attention's. The exchanges of [tokens, width] are the real ones:
+// In tensor parallelism attention itself sends nothing: a rank has its heads on all tokens. The
+// products around attention send. Their GEMMs cost the same with every strategy, so they are left
+// out, as if their weights were identities. The queries are the layer's input x [batch, tokens,
+// heads, head_dim], and its output y is attention's. The exchanges of [tokens, width] are the real
+// ones:
 //
 //   tp     forward: attention, all-reduce of y;       backward: attention, all-reduce of dx
 //   tp+sp  forward: all-gather of x, attention, reduce-scatter of y
-//          backward: all-gather of dy and, as it was not kept, of x, attention, reduce-scatter of
+//          backward: all-gather of dy and of x (which was not kept), attention, reduce-scatter of
 //          dx
 #pragma once
 
@@ -21,29 +22,29 @@
 
 namespace burst {
 
-// A rank's work that an experiment measures.
+// The work of a rank that an experiment measures.
 class AttentionWork {
  public:
   virtual ~AttentionWork() = default;
   virtual absl::Status Forward() = 0;
-  virtual absl::Status Backward() = 0;  // after Forward
+  virtual absl::Status Backward() = 0;  // must follow Forward
 };
 
 class TensorParallelLayer : public AttentionWork {
  public:
-  // A rank's inputs. x and dy: of all tokens (tp) or shard().local_positions() (tp+sp) and all
-  // heads; k and v: of all tokens and this rank's KV heads.
+  // A rank's inputs. x and dy have all heads, and all tokens (tp) or the tokens of
+  // shard().local_positions() (tp+sp). k and v have all tokens and this rank's KV heads.
   struct Inputs {
     Tensor x, k, v, dy;
   };
-  // `attention` is CreateAttentionOf's; it and `comm` must outlive the object.
+  // `attention` is made by CreateAttentionOf. It and `comm` must outlive the object.
   TensorParallelLayer(Megatron megatron, const AttentionProblem& problem,
                       SequenceParallelAttention& attention, AttentionSchedule schedule,
                       Communicator* comm);
 
   const TokenShard& shard() const { return schedule_.shard(); }
-  Shape InputShape() const;  // of x, dy, y and dx
-  Shape KeyShape() const;    // of k, v, dk and dv
+  Shape InputShape() const;  // the shape of x, dy, y and dx
+  Shape KeyShape() const;    // the shape of k, v, dk and dv
   void SetInputs(const Inputs& inputs) { inputs_ = inputs; }
 
   absl::Status Forward() override;
@@ -55,7 +56,7 @@ class TensorParallelLayer : public AttentionWork {
   const Results& results() const { return results_; }
 
  private:
-  // This rank's heads of a tensor of all heads, a slice.
+  // Returns this rank's heads as a slice of a tensor of all heads.
   Tensor OwnHeads(const Tensor& all) const;
   absl::Status Whole(const Tensor& tensor, Tensor* whole) const;
   absl::Status Sum(const Tensor& partial, Tensor* sum) const;

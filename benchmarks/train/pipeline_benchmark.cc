@@ -4,8 +4,8 @@
 //
 //   bazel run //benchmarks/train:pipeline_benchmark
 //
-// Each row is the median of kSteps steps. On a machine that has other work it is too large: that
-// makes one stage slower for a moment, and others wait for it.
+// Each row is the median of kSteps steps. Other work on the machine makes it too large: it slows
+// one stage for a moment, and the other stages wait.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -30,7 +30,8 @@ namespace {
 
 constexpr int kSteps = 41;
 
-// Its vocabulary has few characters, so embeddings and head take little time compared with a layer.
+// The model. Its vocabulary is small, so embeddings and head take little time compared with a
+// layer.
 constexpr char kModel[] =
     R"({"family":"llama","layers":8,"width":128,"heads":2,"kv_heads":2,"ffn":512,"dropout":0})";
 

@@ -1,4 +1,4 @@
-// A training with all cores and GPUs of this machine.
+// Prepares a training on all cores and GPUs of this machine.
 #pragma once
 
 #include "absl/status/statusor.h"

@@ -1,10 +1,10 @@
-// A whole optimizer step (batch, forward, backward, all-reduce, clipping, AdamW) against this
-// machine's sgemm rate on the same threads in the same process.
+// Times a whole optimizer step (batch, forward, backward, all-reduce, clipping, AdamW). Compares it
+// with this machine's sgemm rate on the same threads in the same process.
 //
 //   bazel run //benchmarks/train:train_step_benchmark
 //
-// Counters, all from the median time of whole steps (StepMetrics::step_ms; on a GPU the time
-// between the ends of two steps on the device):
+// Counters, from the median time of whole steps (StepMetrics::step_ms). On a GPU it is the time
+// between the ends of two steps on the device:
 //
 //    step_ms, tokens/s
 //    GFLOP/s        by the work that a causal model needs, 6N + 6 L d S a token
@@ -16,10 +16,10 @@
 // Names with cuda run on a GPU, and are absent without one. gpu_train_step.py compares them with
 // PyTorch.
 //
-// On GPUs a step is deterministic by default (as --deterministic of //train); names that end in
-// _nondeterministic allow kernels that add in any order. Names with _exact have the same bits on
-// any number of ranks (--exact), in chunks of the number of tokens that follows, or of the default.
-// Names with _fp8 round the linear products of the layers to 8 bits (--precision=fp8).
+// On GPUs a step is deterministic by default. Names that end in _nondeterministic allow kernels
+// that add in any order. Names with _exact have the same bits on any number of ranks (--exact); a
+// number after it gives the tokens of a chunk. Names with _fp8 round the linear products of the
+// layers to 8 bits (--precision=fp8).
 
 #include <benchmark/benchmark.h>
 
@@ -48,7 +48,7 @@
 namespace burst {
 namespace {
 
-// An llm.c shard of random tokens.
+// Writes an llm.c shard of random tokens.
 void WriteShard(const std::string& path, int64_t tokens, uint32_t vocab) {
   std::vector<int32_t> header(256);
   header[0] = 20240520;
@@ -61,7 +61,7 @@ void WriteShard(const std::string& path, int64_t tokens, uint32_t vocab) {
   file.write(reinterpret_cast<const char*>(data.data()), data.size() * sizeof(uint16_t));
 }
 
-// A text of 65 different characters, as many as tinyshakespeare has.
+// Writes a text of 65 different characters, as many as tinyshakespeare has.
 void WriteText(const std::string& path, int64_t characters) {
   std::string text(characters, ' ');
   for (int64_t i = 0; i < characters; ++i)
@@ -130,7 +130,7 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
         BURST_ASSIGN_OR_RETURN(const auto trainer,
                                Trainer::Create(*setup, &comm, /*verbose=*/false));
         int64_t step = 0;
-        // First touch of all memory; a GPU also loads its kernels and settles.
+        // These steps touch all memory. A GPU also loads its kernels and settles.
         for (int i = 0; i < (cuda ? 5 : 1); ++i) {
           BURST_RETURN_IF_ERROR(trainer->Step(step++, /*enqueue_next=*/true).status());
         }
@@ -191,8 +191,8 @@ BENCHMARK_CAPTURE(TrainStep, llama_tiny_2_ranks_exact, "llama_tiny", 8, 256, 2, 
     ->UseRealTime()
     ->MinTime(3);
 
-// Registers three kinds: bitwise reproducible (the default), in any order as PyTorch trains by
-// default, and exact with these chunks.
+// Registers three kinds: deterministic (the default), sums in any order as PyTorch by default, and
+// exact with these chunks.
 void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen,
                   const std::vector<int64_t>& exact_chunks) {
   std::vector<std::pair<std::string, Settings>> all = {

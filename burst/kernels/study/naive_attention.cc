@@ -1,5 +1,5 @@
-// Attention with whole matrices. S, P and dS of all heads are in memory at once. It uses Eigen's
-// matmuls and one exponential for each score.
+// Computes attention with whole matrices. S, P and dS of all heads are in memory at once. It uses
+// Eigen's matmuls and one exponential for each score.
 
 #include <Eigen/Core>
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Attention kernels that only tests and benchmarks use, on the CPU: what tiles are compared with.
+// Attention kernels on the CPU for tests and benchmarks only: tiles are compared with them.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace burst {
 
-// Whole matmuls and a softmax in between, as it was before FlashAttention. Memory: one
-// [batch, num_heads, q_len, k_len] forward, two backward.
+// Returns kernels with whole matmuls and a softmax in between, as before FlashAttention. They hold
+// one [batch, num_heads, q_len, k_len] forward, and two backward.
 const AttentionKernels& NaiveKernels();
 
-// The CPU's kernels with tiles of `tile_keys` keys, at least 1. Their scratch memory grows by about
-// 5 head_dim + 256 elements a key.
+// Returns the CPU's kernels with tiles of `tile_keys` keys, at least 1. Their scratch memory grows
+// by about 5 head_dim + 256 elements a key.
 const AttentionKernels& TiledKernels(int64_t tile_keys);
 
 }  // namespace burst
