@@ -1,5 +1,5 @@
-"""Attention over a sequence that is spread over ranks, forward and backward, compared with attention
-on one of them:
+"""Computes attention over a sequence that is spread over ranks, forward and backward, and compares it with
+attention on one rank:
 
   torchrun --nproc_per_node=4 examples/attention.py      # GPUs if there are enough, else CPUs
 """
@@ -23,17 +23,17 @@ def main():
     dist.init_process_group("nccl" if on_gpu else "gloo")
     group = dist.group.WORLD
 
-    # Every rank makes the same whole sequence here; usually each loads it, or its own part, itself.
+    # Here every rank makes the same whole sequence. Usually each rank loads it, or its own part.
     torch.manual_seed(0)
     q, k, v = (torch.randn(BATCH, SEQLEN, heads, HEAD_DIM, dtype=torch.float64).to(device)
                for heads in (HEADS, KV_HEADS, KV_HEADS))
 
-    # This rank's tokens, and attention to those of all ranks.
+    # This rank's tokens attend to the tokens of all ranks.
     own = [burst.shard(x, dim=1, group=group).requires_grad_() for x in (q, k, v)]
     out = burst.attention(*own, causal=True, group=group)
     out.square().sum().backward()
 
-    # Without a group: one rank, which has the whole sequence.
+    # Without a group, one rank has the whole sequence.
     whole = [x.requires_grad_() for x in (q, k, v)]
     want = burst.attention(*whole, causal=True)
     want.square().sum().backward()

@@ -2,9 +2,9 @@
 
   torchrun --nproc_per_node=4 examples/finetune.py --model=DIR --text=FILE --seqlen=131072 --fsdp
 
-DIR is a model as transformers keeps it (config.json, safetensors, tokenizer). GPUs if there are enough
-for the ranks, else CPUs. What makes it long-context are the five lines marked with "Burst"; with one
-rank and --attention=sdpa it trains the same without them.
+DIR is a model as transformers keeps it (config.json, safetensors, tokenizer). The ranks use GPUs if there
+are enough, else CPUs. Five lines marked with "Burst" make it long-context. With one rank and
+--attention=sdpa it trains equally without them.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import burst  # Burst
 
 
 class Loss(torch.nn.Module):
-    """The sum of the losses of this rank's tokens. Logits exist for one chunk of them at a time."""
+    """Sums the losses of this rank's tokens. Logits exist for one chunk of tokens at a time."""
 
     def __init__(self, model, chunk=2048):
         super().__init__()
@@ -88,10 +88,10 @@ def main():
     for step in range(options.steps):
         begin = step * n % (len(text) - n)
         sequence = text[None, begin:begin + n + 1].to(device)
-        # Labels are shifted first: the next token of a rank's last one is another rank's.
+        # Labels are shifted first, because the token after a rank's last one is on another rank.
         tokens, labels = sequence[:, own], sequence[:, own + 1]  # Burst
         loss = loss_of(tokens, own[None], labels) / n  # Burst: positions in the whole sequence
-        # Gradients of the ranks add up; FSDP takes their mean.
+        # The ranks' gradients add up, but FSDP takes their mean.
         (loss * ranks if options.fsdp else loss).backward()
         if not options.fsdp and ranks > 1:
             for parameter in model.parameters():

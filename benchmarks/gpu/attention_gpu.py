@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Compares attention on a GPU behind burst's interface with PyTorch's: TFLOP/s, in one run.
+"""Compares attention on a GPU behind burst's interface with PyTorch's, in one run. Prints TFLOP/s.
 
     attention_gpu.py BENCHMARK [quick] [only=REGEX] [FILE.json]
 
-BENCHMARK: the binary attention_gpu_benchmark. Columns: the kernels that the device chooses, those
-for any tensor cores (sm80), FlashAttention-2 and cuDNN through PyTorch's SDPA; median of three
-rounds, in which they alternate. FLOP: forward 4 * batch * heads * head_dim * (visible pairs),
-backward 2.5 times that, from (out, dout) to bf16 gradients. Inputs: standard normals, bf16.
+BENCHMARK is the binary attention_gpu_benchmark. The columns are the kernels that the device chooses, the
+kernels for any tensor cores (sm80), and FlashAttention-2 and cuDNN through PyTorch's SDPA. The sides
+alternate, and a figure is the median of three rounds. A forward has 4 * batch * heads * head_dim * (visible
+pairs) FLOPs. A backward has 2.5 times as many, and goes from (out, dout) to bf16 gradients. The inputs are
+standard normals in bf16.
 """
 
 import math
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend
 
 from harness import Words, call_ms, medians, normals, sdpa, turns, write
 
-MILLISECONDS = 15  # of a measurement
+MILLISECONDS = 15  # the length of a measurement
 ROUNDS = 3
 
 
@@ -72,7 +73,7 @@ def main():
                     def timed(kernels):
                         try:
                             return kernels.ms(name, batch, seqlen, heads, kv_heads, head_dim, causal)
-                        except RuntimeError:  # a backend that does not serve it
+                        except RuntimeError:  # the backend does not serve this shape
                             return math.nan
                     times = medians(turns(columns, ROUNDS, timed, warm=0))
                     rate = {column: round(factor * flop / (ms * 1e9), 1)

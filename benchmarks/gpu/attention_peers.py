@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Compares the Hopper attention kernels with FlashAttention-3, cuDNN and other builds of ours, in one process: TFLOP/s.
+"""Compares the Hopper attention kernels with FlashAttention-3, cuDNN and other builds of ours, in one process.
 
     attention_peers.py LIBRARY fa3=LIBRARY [NAME=LIBRARY...] [OPTION...]
 
-LIBRARY: libburst_sm90.so. With a NAME: another build of it, that of an earlier commit, say. fa3: libdew_flash_attn3.so of
-the wheel dew-flash-attn-cu13 0.3.6, which is called through JAX's FFI.
+LIBRARY is libburst_sm90.so. NAME=LIBRARY is another build, for example an earlier commit's. fa3 is
+libdew_flash_attn3.so of the wheel dew-flash-attn-cu13 0.3.6, which is called through JAX's FFI.
 
 Options: forward or backward (else both), quick (up to 16K tokens), only=REGEX, rounds=N (9), FILE.json (where to write).
 
-FLOP: forward 4 * batch * heads * head_dim * (visible query-key pairs), backward 2.5 times that. In each round every side
-makes a batch of calls of about 30 ms, the sides in random order: a GPU at its power limit is faster after a side that took
-less power. A figure is the median of the rounds, wall clock. Our backward is timed in a fixed order (the default) and free;
-the peers' are not deterministic. Before, every side's results are compared with FlashAttention-3's.
+A forward has 4 * batch * heads * head_dim * (visible query-key pairs) FLOPs, a backward 2.5 times as many. In each
+round every side makes calls for about 30 ms. The sides come in random order, because a GPU at its power limit is
+faster after a side that took less power. A figure in TFLOP/s is the median of the rounds by wall clock. Our backward
+is timed in a fixed order (the default) and free; the peers' backward passes are not deterministic. First, every side's
+results are compared with FlashAttention-3's.
 """
 
 import ctypes
@@ -32,7 +33,7 @@ import sm90_kernels as base
 from harness import document_lengths, medians, turns, write
 
 BATCH_SECONDS = 0.03
-LARGEST_DIFFERENCE = 0.02  # relative, of norms; two roundings to bfloat16 make 0.004
+LARGEST_DIFFERENCE = 0.02  # a relative difference of norms; two roundings to bfloat16 make 0.004
 
 
 def load_fa3(path):
@@ -43,7 +44,8 @@ def load_fa3(path):
 
 
 class FlashAttention3:
-    """Its calls on the tensors of a Case. Documents are packed: [tokens, heads, head_dim] and where they begin."""
+    """Calls FlashAttention-3 on the tensors of a Case. Packed documents are [tokens, heads, head_dim] and their
+    starts."""
 
     def __init__(self, case):
         self.packed = case.lengths is not None
@@ -109,7 +111,7 @@ class Case:
 
 
 def our_sides(libraries, case, backward):
-    """Name -> a function that calls a library, and the tensors it fills."""
+    """Returns by name a function that calls a library, and the tensors that it fills."""
     sides = {}
     for name, kernels in libraries.items():
         out = torch.full_like(case.q, float("nan"))
@@ -138,7 +140,7 @@ def cudnn_side(case, backward):
 
 
 def seconds(functions, seconds_a_call, rounds):
-    """Name -> the median of seconds a call."""
+    """Returns by name the median of seconds a call."""
     calls = max(1, min(20, int(BATCH_SECONDS / seconds_a_call)))
 
     def timed(function):
@@ -146,7 +148,7 @@ def seconds(functions, seconds_a_call, rounds):
         start = time.perf_counter()
         for _ in range(calls):
             result = function()
-        jax.block_until_ready(result)  # at once, unless it is FlashAttention-3's
+        jax.block_until_ready(result)  # returns at once, unless the call is FlashAttention-3's
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / calls
     return medians(turns(functions, rounds, timed, order=random.Random(0).shuffle))

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Compares the forward in fp8 (e4m3) on Hopper with the one in bfloat16: errors against float64, and TFLOP/s.
+"""Compares the forward in fp8 (e4m3) on Hopper with the forward in bfloat16.
 
-    fp8_attention.py LIBRARY errors [FILE.json]   of out, and of the gradients that follow from it
-    fp8_attention.py LIBRARY bench [FILE.json]    TFLOP/s, ratio to bfloat16's, ours and cuDNN's, same run
+    fp8_attention.py LIBRARY errors [FILE.json]   errors of out, and of the gradients that follow from it
+    fp8_attention.py LIBRARY bench [FILE.json]    TFLOP/s, and the ratio to bfloat16, ours and cuDNN's, same run
 
-Errors are root mean squares, relative to the truth's root mean square. Ours is compared with two ways to round to fp8,
-computed in float64 otherwise: one scale for a whole tensor, and one for every 128 tokens of a head. Ours has the
-latter, and first spreads every channel of Q and K over all by an orthogonal matrix.
+Errors are root mean squares of the difference from float64, relative to the truth's root mean square. Ours are
+compared with two ways to round to fp8 in a float64 computation: one scale for a whole tensor, and one for every 128
+tokens of a head. Our kernel has the second one, and first spreads every channel of Q and K over all channels by an
+orthogonal matrix.
 """
 
 import math
@@ -22,7 +23,7 @@ HEAD_DIM = 128
 
 
 def rounded(x, per_block):
-    """x [batch, tokens, heads, head_dim] in float64, rounded to e4m3."""
+    """Returns x [batch, tokens, heads, head_dim] in float64, rounded to e4m3."""
     if per_block:
         pad = -x.shape[1] % 128
         blocks = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad)).unflatten(1, (-1, 128))
@@ -33,7 +34,7 @@ def rounded(x, per_block):
 
 
 def attention64(q, k, v, scale, is_causal, round_p):
-    """In float64, a head at a time; P rounded to e4m3 if asked."""
+    """Computes attention in float64, a head at a time. P is rounded to e4m3 if asked."""
     out = torch.empty_like(q)
     for b in range(q.shape[0]):
         for h in range(q.shape[2]):
@@ -61,7 +62,7 @@ def inputs(kind, length, heads, seed):
         factor[::32] = 8
         tensors[0] *= factor
         tensors[1] *= factor
-    if kind == "peaked":  # logits of deviation 9
+    if kind == "peaked":  # the logits have a deviation of 9
         tensors[0] *= 3
         tensors[1] *= 3
     return [x.bfloat16() for x in tensors]

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Whole training steps on one GPU: Burst and PyTorch, the same shapes, in turns.
+"""Times whole training steps of Burst and of PyTorch on one GPU, with equal shapes, in turns.
 
     gpu_train_step.py BENCHMARK [FILE.json] [MODEL...]     BENCHMARK: the binary train_step_benchmark
                                                            MODEL: d12, llama_1b
 
-The PyTorch side: blocks through torch.compile, cuDNN attention, bf16 parameters with fp32 masters, and
+The PyTorch side has blocks through torch.compile, cuDNN attention, bf16 parameters with fp32 masters, and
 AdamW compiled over flat buffers. The LM head takes its loss in chunks whose gradients are made in the
 forward. So only the norm and AdamW pass over the gradients.
 
-The sides alternate: ROUNDS times, in changing order, each side warms up and is timed. A figure is the
-median of the medians of whole steps, taken between the ends of steps on the device. Burst is measured
-with its default, --deterministic, and with --deterministic=false; PyTorch's cuDNN backward is not
-deterministic.
+Each side warms up and is timed ROUNDS times, in changing order. A figure is the median of the medians of
+whole steps, taken between the ends of steps on the device. Burst is measured with --deterministic (the
+default) and with --deterministic=false. PyTorch's cuDNN backward is not deterministic.
 """
 
 import json
@@ -29,7 +28,7 @@ from harness import turns, write
 
 MODELS = {
     # layers, width, heads, kv_heads, ffn, vocab, batch, seqlen, family
-    # The vocabulary of GPT-2 padded from 50,257: PyTorch's GEMMs are several times slower without.
+    # GPT-2's vocabulary is padded from 50,257, because PyTorch's GEMMs are several times slower without it.
     "d12": dict(layers=12, width=768, heads=12, kv_heads=12, ffn=3072, vocab=50304, batch=64,
                 seqlen=1024, family="gpt2"),
     "llama_1b": dict(layers=16, width=2048, heads=16, kv_heads=8, ffn=8192, vocab=32000, batch=1,
@@ -41,7 +40,7 @@ STEPS = 15
 
 
 class HeadLoss(torch.autograd.Function):
-    """Mean cross-entropy of x W^T; gradients are made chunk by chunk while the logits are there."""
+    """Computes the mean cross-entropy of x W^T. Gradients are made chunk by chunk while the logits are there."""
 
     @staticmethod
     def forward(ctx, x, weight, targets, chunk):
@@ -60,7 +59,7 @@ class HeadLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx, grad):  # grad is 1: the loss is what backward() starts from
+    def backward(ctx, grad):  # grad is 1, because backward() starts from the loss
         return (*ctx.saved_tensors, None, None)
 
 
@@ -150,7 +149,7 @@ def adamw(master, m, v, grad, scale, lr, beta1, beta2, correct1, correct2):
 
 
 class PyTorchStep:
-    """One model and its optimizer; step() takes one training step."""
+    """Holds a model and its optimizer. step() takes one training step."""
 
     def __init__(self, name):
         m = self.m = MODELS[name]
@@ -188,7 +187,7 @@ class PyTorchStep:
                               torch.tensor(1e-4), 0.9, 0.95, *correct))
 
     def measure(self):
-        """Median milliseconds of whole steps."""
+        """Returns the median milliseconds of whole steps."""
         for _ in range(WARMUP_STEPS):
             self.step()
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
@@ -201,7 +200,7 @@ class PyTorchStep:
 
 
 def burst(binary, name):
-    """The counters of train_step_benchmark: by default, and with --deterministic=false."""
+    """Returns the counters of train_step_benchmark, by default and with --deterministic=false."""
     command = [binary, f"--benchmark_filter=cuda_{name}(_nondeterministic)?/",
                "--benchmark_format=json"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -219,7 +218,7 @@ def measure(binary, name):
         torch.cuda.reset_peak_memory_stats()
         peer = PyTorchStep(name)
         peer.measure()  # compiles
-    except Exception as error:  # the peer's trouble is not ours: report what there is
+    except Exception as error:  # the peer failed: report the other figures
         print(f"{name}: PyTorch failed: {error}", file=sys.stderr)
         peer = None
 

@@ -1,7 +1,7 @@
-"""What the benchmarks of GPUs share: sides in turns, medians of GPU times, and the JSON of the results.
+"""Sides in turns, medians of GPU times, and the JSON of the results, for the benchmarks of GPUs.
 
-A comparison is a dict of sides: name -> function. In every round each side has its turn, so that a GPU whose
-clock changes does so for all, and a figure is the median of a side's rounds.
+A comparison is a dict of functions (sides) by name. In every round each side has its turn, so a change of the GPU's
+clock meets all sides. A figure is the median of a side's rounds.
 """
 
 import datetime
@@ -13,12 +13,13 @@ import subprocess
 import torch
 from torch.nn.attention import sdpa_kernel
 
-AHEAD = 20_000_000  # cycles, some 10 ms, in which the host gets ahead of the GPU
+AHEAD = 20_000_000  # cycles (some 10 ms) in which the host gets ahead of the GPU
 
 
 def turns(sides, rounds, timed, warm=1, order=None):
-    """Name -> what timed(side) found in each round, after `warm` rounds that do not count. order: a function
-    that changes the order of the sides before each round."""
+    """Returns by name the results of timed(side) in each round, after `warm` rounds that do not count.
+
+    order: a function that changes the order of the sides before each round."""
     names, found = list(sides), {name: [] for name in sides}
     for number in range(warm + rounds):
         if order:
@@ -35,7 +36,7 @@ def medians(found):
 
 
 def between_events(function, calls=1):
-    """Two events, around `calls` calls in a row."""
+    """Returns two events, recorded before and after `calls` calls in a row."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     events[0].record()
     for _ in range(calls):
@@ -45,7 +46,7 @@ def between_events(function, calls=1):
 
 
 def call_ms(function, calls=1, ahead=False):
-    """Milliseconds of the GPU for a call, of `calls` in a row. ahead: the host gets ahead of the GPU before."""
+    """Returns the GPU's milliseconds for one of `calls` calls in a row. ahead: the host first gets ahead of the GPU."""
     torch.cuda.synchronize()
     if ahead:
         torch.cuda._sleep(AHEAD)
@@ -55,7 +56,7 @@ def call_ms(function, calls=1, ahead=False):
 
 
 def slowest_rank_ms(function, calls=1):
-    """call_ms of the slowest rank, after all ranks have come."""
+    """Returns call_ms of the slowest rank. All ranks begin together."""
     torch.distributed.barrier()
     slowest = torch.tensor([call_ms(function, calls, ahead=True)], device="cuda")
     torch.distributed.all_reduce(slowest, op=torch.distributed.ReduceOp.MAX)
@@ -63,8 +64,8 @@ def slowest_rank_ms(function, calls=1):
 
 
 def queued_ms(sides, rounds):
-    """Name -> the median of milliseconds of the GPU. All rounds are queued at once: between them the GPU does not
-    rest."""
+    """Returns by name the median of the GPU's milliseconds. All rounds are queued at once, so the GPU does not rest
+    between them."""
     turns(sides, 3, lambda function: function(), warm=0)
     torch.cuda.synchronize()
     torch.cuda._sleep(AHEAD)
@@ -74,7 +75,7 @@ def queued_ms(sides, rounds):
 
 
 def sdpa(backend, q, k, v, **arguments):
-    """PyTorch's attention by a backend, of [batch, tokens, heads, head_dim], and its result transposed."""
+    """Computes PyTorch's attention of [batch, tokens, heads, head_dim] by a backend. The result is transposed."""
     with sdpa_kernel(backend):
         return torch.nn.functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
@@ -86,7 +87,7 @@ def normals(*shapes):
 
 
 def document_lengths(tokens):
-    """Lengths of packed documents, whose logarithms are equally spread from 512 to 16,384."""
+    """Returns lengths of packed documents, whose logarithms are equally spread from 512 to 16,384."""
     lengths, generator = [], torch.Generator().manual_seed(1)
     while sum(lengths) < tokens:
         longest = tokens - sum(lengths)
@@ -95,7 +96,7 @@ def document_lengths(tokens):
 
 
 class Words:
-    """The command line: words such as quick, only=REGEX and FILE.json."""
+    """Reads the command line: words such as quick, only=REGEX and FILE.json."""
 
     def __init__(self, words):
         values = dict(word.split("=", 1) for word in words if "=" in word)
@@ -110,7 +111,7 @@ class Words:
 
 
 def write(path, rows, **more):
-    """The results and where they are from, as JSON; nothing without a path."""
+    """Writes the results, the machine and the versions as JSON. Without a path it writes nothing."""
     if not path:
         return
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],

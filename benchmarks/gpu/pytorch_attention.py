@@ -3,11 +3,11 @@
 
   torchrun --nproc_per_node=2 benchmarks/gpu/pytorch_attention.py [--out=FILE] [--seqlens=32768,...]
 
-Over the ranks: the ring, 32 heads of 128, bf16, forward and backward, and torch's context_parallel
-with cuDNN (causal only). On one GPU (rank 0, the others wait): 16 x 2,048 and 64 x 1,024, and
-scaled_dot_product_attention with cuDNN. The host's time of a call, while the GPU is busy: after a
-barrier, and of calls in a row. PEERS=DIR: a folder with ring_flash_attn and burst_attn, which then run
-too. Medians of GPU times, the slowest rank's.
+Over the ranks it times the ring with 32 heads of 128, bf16, forward and backward, and torch's
+context_parallel with cuDNN (causal only). On one GPU (rank 0; the other ranks wait) it times 16 x 2,048 and
+64 x 1,024 tokens, and scaled_dot_product_attention with cuDNN. It also measures the host's time of a call
+while the GPU is busy: after a barrier, and for calls in a row. If PEERS names a folder with ring_flash_attn
+and burst_attn, they run, too. A figure is the median of the slowest rank's GPU times.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def milliseconds(sides, repeats, calls=1):
 
 
 def peers():
-    """name: function(q, k, v, causal), of what PEERS holds."""
+    """Returns by name a function(q, k, v, causal) for each package in PEERS."""
     found = {}
     if not os.environ.get("PEERS"):
         return found
@@ -53,17 +53,17 @@ def peers():
 
 
 def cudnn(q, k, v, causal):
-    """cuDNN's attention of [batch, heads, tokens, head_dim]."""
+    """Computes cuDNN's attention of [batch, heads, tokens, head_dim]."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def context_parallel():
-    """Within it cudnn() is over all ranks, of tensors that are cut as burst's zigzag layout cuts them."""
+    """A context in which cudnn() is over all ranks, for tensors that are cut as burst's zigzag layout cuts them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel as parallel
     ranks = dist.get_world_size()
-    return parallel(init_device_mesh("cuda", (ranks,)),  # what it wants to cut: something
+    return parallel(init_device_mesh("cuda", (ranks,)),  # it must be given a tensor to cut
                     buffers=[torch.zeros(2 * ranks, device="cuda")], buffer_seq_dims=[0])
 
 
@@ -80,7 +80,7 @@ def ring(group, seqlen, causal, repeats):
 
 
 def ring_beside(torchs, group, seqlen, causal, repeats):
-    """torchs: name: function as cudnn()."""
+    """Times the ring and its peers. torchs: functions like cudnn(), by name."""
     ranks = dist.get_world_size()
     shape = (1, seqlen // ranks, HEADS, HEAD_DIM)
     tensors = normals(*[shape] * 4)
@@ -161,7 +161,7 @@ def one_gpu(batch, seqlen, heads, head_dim, causal, repeats):
 
 
 def host(group, ranks):
-    """Microseconds of the host for a call, the GPU being busy with something else."""
+    """Returns the host's microseconds for a call while the GPU is busy with other work."""
     shape = (1, 2048, 8, 128)
     q, k, v, dout = normals(*[shape] * 4)
     for x in (q, k, v):

@@ -4,10 +4,10 @@ with FlexAttention (compiled) on the same mask and inputs, in the same run, in t
 
   benchmarks/gpu/pytorch_masks.py [--out=FILE] [--seqlen=32768,16384] [--head_dim=128,64]
 
-32 heads, bf16, forward and backward, deterministic (the default) and free; TFLOP/s by the visible
-pairs. All masks with the first length and head_dim, those of sparse blocks with the others. The error
-of ours against float64, by the same mask on 2,048 tokens, and how far the two are apart. Medians of
-GPU times; masks are made outside of them.
+The calls have 32 heads in bf16, forward and backward, deterministic (the default) and free. TFLOP/s count the
+visible pairs. All masks run with the first length and head_dim, masks of sparse blocks also with the others. The
+error of ours against float64 is from the same mask on 2,048 tokens, as is the difference of the two sides. Figures
+are medians of GPU times, without the time to make masks.
 """
 
 import argparse
@@ -26,7 +26,7 @@ torch._functorch.config.donated_buffer = False  # the timed backward is called a
 
 
 def visible(slices, n, device):
-    """The mask as a tensor [n, n]."""
+    """Returns the mask as a tensor [n, n]."""
     at, to = torch.arange(n, device=device)[:, None], torch.arange(n, device=device)[None, :]
     shown = torch.zeros(n, n, dtype=torch.bool, device=device)
     for q_begin, q_end, k_begin, k_end, kind in slices:
@@ -41,7 +41,7 @@ def visible(slices, n, device):
 
 
 def masks(n, sparse_only=False):
-    """Name: slices, and the same as FlexAttention's function of query and key."""
+    """Returns by name slices, and the same mask as FlexAttention's function of query and key."""
     prompt, answer, window = n // 4, n // 8, n // 8
 
     def tree(b, h, q, k):
@@ -97,7 +97,7 @@ compiled = torch.compile(flex_attention, dynamic=False)
 
 
 def flex(mask_mod, n):
-    torch._dynamo.reset()  # of too many masks it would compute the last ones without compiling
+    torch._dynamo.reset()  # after too many masks it would not compile the last ones
     block_mask = create_block_mask(mask_mod, None, None, n, n, "cuda")
 
     def call(q, k, v):
@@ -116,7 +116,7 @@ def results(function, tensors, dout):
 
 
 def error(slices, n, head_dim):
-    """The largest relative error of out, dq, dk and dv against float64, in the norm."""
+    """Returns the largest relative error in the norm of out, dq, dk and dv against float64."""
     tensors, dout = inputs(n, head_dim)
     shown = visible(slices, n, "cuda")
 

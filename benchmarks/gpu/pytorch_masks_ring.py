@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""burst.attention over the ranks of several GPUs, where the mask makes balance hard:
+"""Times burst.attention over several GPUs with masks that are hard to balance:
 
   torchrun --nproc_per_node=2 benchmarks/gpu/pytorch_masks_ring.py [--out=FILE] [--tokens=8192,32768]
 
-Packed documents (64 heads on 8 of 128, bf16, log-normal, median 512, deviation 1.5, none longer than a
-quarter of the sequence, then of any length). The layout "balanced" is compared with the others, with
-Ulysses, with one GPU that has the whole sequence to itself, and with causal attention without documents.
-Sparse blocks of 128 and 1,024, a tenth of them (32 heads), are compared with causal attention over the
-same ranks. --tokens: of a rank. TFLOP/s of a GPU by the visible pairs, forward and backward, medians of
-GPU times, the slowest rank's, the sides in turns. Schedules are made before.
+Packed documents have 64 heads on 8 of 128 in bf16. Their lengths are log-normal (median 512, deviation 1.5), first
+at most a quarter of the sequence, then without a limit. The layout "balanced" is compared with the other layouts,
+with Ulysses, with one GPU that has the whole sequence, and with causal attention without documents. A tenth of the
+blocks of 128 and 1,024 (32 heads) is compared with causal attention over the same ranks. --tokens counts a rank's
+tokens. A figure is a GPU's TFLOP/s by the visible pairs, forward and backward, from the median of the slowest rank's
+GPU times. The sides run in turns, and schedules are made before.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def milliseconds(sides, repeats):
 
 
 def long_tailed(seqlen, longest):
-    """Starts of documents."""
+    """Returns the starts of documents."""
     numbers, starts, at = random.Random(1), [], 0
     while at < seqlen:
         starts.append(at)
@@ -44,7 +44,7 @@ def tensors_of(tokens, heads, kv_heads):
 
 
 def measure(sides, pairs_of, heads, ranks, repeats):
-    """sides: name: (tokens, kv_heads, arguments of burst.attention); pairs_of: name: visible pairs."""
+    """Times the sides, by name (tokens, kv_heads, arguments of burst.attention). pairs_of: visible pairs by name."""
     rows = {}
     forwards, backwards, kept = {}, {}, {}
     for name, (tokens, kv_heads, arguments) in sides.items():

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Compares attention on Hopper with cuDNN (through PyTorch's SDPA, up to a head_dim of 128): errors and TFLOP/s.
+"""Compares attention on Hopper with cuDNN (through PyTorch's SDPA, up to a head_dim of 128).
 
     sm90_attention.py LIBRARY check|bench|decode [OPTION...]
 
-- check: errors against float64, ratio to cuDNN's error
-- bench: TFLOP/s, ratio to cuDNN's, same inputs, same run
-- decode: few queries, many keys: bytes/s, ratio to a copy's and to PyTorch's kernels (cuDNN, FlashAttention-2)
+- check prints errors against float64, and their ratio to cuDNN's errors
+- bench prints TFLOP/s, and the ratio to cuDNN's on the same inputs in the same run
+- decode prints bytes/s for few queries and many keys, compared with a copy and with PyTorch's kernels (cuDNN,
+  FlashAttention-2)
 
 Options: float16 (else bfloat16), forward (no backward), quick (up to 16K tokens), only=REGEX, FILE.json
 (where to write).
 
-FLOP: forward 4 * batch * heads * head_dim * (visible query-key pairs), backward 2.5 times that.
-Times: CUDA events, median. Ours and cuDNN's runs alternate. The backward includes everything from
-(out, dout) to gradients of 16 bits: delta, clearing dQ, the main kernel, converting dQ: the calls that training makes.
+A forward has 4 * batch * heads * head_dim * (visible query-key pairs) FLOPs, a backward 2.5 times as many.
+Times are medians by CUDA events. Ours and cuDNN's runs alternate. The backward goes from (out, dout) to
+gradients of 16 bits by the calls that training makes: delta, clearing dQ, the main kernel, converting dQ.
 """
 
 import math
@@ -33,11 +34,10 @@ SEEDS = 4
 
 
 def check(kernels, backward=True):
-    """Every element within what the roundings allow; up to a head_dim of 128 each case's
-    root-mean-square error, and each head_dim's largest error, at most 1.2 times cuDNN's.
+    """Checks errors. Every element must be within the bound of its roundings. Up to a head_dim of 128, each case's
+    root-mean-square error and each head_dim's largest error must be at most 1.2 times cuDNN's.
 
-    The largest error of a single case is one rounding of one large value. It is printed with
-    cuDNN's, not judged.
+    A single case's largest error is one rounding of one large value, so it is only printed next to cuDNN's.
     """
     rows, failed, largest = [], 0, {}
     cases = []
@@ -54,7 +54,7 @@ def check(kernels, backward=True):
                "mask": mask}
         scale = dim ** -0.5
         ranges = causal(q_len, k_len) if mask == "causal" else None
-        errors = {}  # (whose, name) -> [largest, root mean square], of every seed
+        errors = {}  # by (side, name): [largest, root mean square] of every seed
         for seed in range(SEEDS):
             q, k, v, dout = make(2, q_len, k_len, heads, kv_heads, dim, 3.0, seed, DTYPE)
             grad = dout if backward else None
@@ -113,14 +113,14 @@ def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges,
     out = torch.empty_like(q)
     lse = torch.empty((batch, heads, length), device="cuda")
     compare = mask in ("full", "causal") and dim <= 128
-    # Cold clocks and throttling meet both alike.
+    # Cold clocks and throttling slow both sides.
     repeats = max(5, min(30, int(0.15 / (flop / 5e14))))
     sides = {"ours": lambda: kernels.forward(q, k, v, scale, ranges, out, lse)}
     if compare:
         sides["peer"] = lambda: cudnn_forward(q, k, v, scale, mask == "causal")
-        if dim == 128 and name == "long":  # the limit, under the same power and heat
+        if dim == 128 and name == "long":  # measures the limit under equal power and heat
             sides["matmul"] = matmul()
-    else:  # our own causal kernel; its time per attended pair is the yardstick of the other masks
+    else:  # times our causal kernel, with which other masks are compared by pair
         other = causal(length, length)
         other_flop = 4 * visible_pairs(q, k, other) * heads * dim
         other_out, other_lse = torch.empty_like(out), torch.empty_like(lse)
@@ -209,7 +209,7 @@ def bench(kernels, backward=True, quick=False):
 # ---- Few queries against a cache of keys.
 
 def decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim):
-    """Bytes/s: those of K and V, read once; of a copy of as many bytes, those read and those written."""
+    """Measures bytes/s: K and V read once, compared with the reads and writes of a copy of as many bytes."""
     label = f"b{batch} {q_len}x{k_len} {heads}/{kv_heads} D{dim}"
     if not WORDS.wants(label):
         return {}
@@ -232,7 +232,7 @@ def decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim):
     for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash2", SDPBackend.FLASH_ATTENTION)):
         try:
             expected = peer(backend).transpose(1, 2)
-        except (RuntimeError, ValueError):  # it does not serve such a call
+        except (RuntimeError, ValueError):  # the backend does not serve the call
             continue
         functions[name] = lambda backend=backend: peer(backend)
         kernels.forward(q, k, v, scale, ranges, out, lse)
@@ -243,7 +243,7 @@ def decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim):
            "kv_heads": kv_heads, "dim": dim}
     for name, ms in times.items():
         row[name + "_ms"] = ms
-        row[name + "_gb_per_s"] = kv_bytes / ms / 1e6  # a copy reads half of these, and writes them
+        row[name + "_gb_per_s"] = kv_bytes / ms / 1e6  # a copy reads half of these bytes, and writes the other half
     row["of_copy"] = row["ours_gb_per_s"] / row["copy_gb_per_s"]
     print(f"{label:28} {times['ours'] * 1e3:9.1f} us {row['ours_gb_per_s']:7.0f} GB/s, copy "
           f"{row['copy_gb_per_s']:6.0f}, of it {row['of_copy']:.3f};" +

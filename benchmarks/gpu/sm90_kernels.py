@@ -66,18 +66,18 @@ def pointer(tensor):
 
 
 def most_queries(begin, end):
-    """KeyRanges::most_queries, as training's masks have it; found once."""
+    """Returns KeyRanges::most_queries, as training's masks have it. It is found once."""
     if begin is None or begin.dim() != 1:
-        return 0  # not known
+        return 0  # unknown
     if not hasattr(begin, "most_queries"):
-        first = torch.searchsorted(end, begin, right=True)  # query that sees the key `begin`
+        first = torch.searchsorted(end, begin, right=True)  # the query that sees the key `begin`
         rows = torch.arange(len(begin), device=begin.device)
         begin.most_queries = torch.where(begin < end, rows - first + 1, 0).max().item()
     return begin.most_queries
 
 
 class Kernels:
-    """The calls that training makes. What they refuse ends the process with a sentence."""
+    """Makes the calls that training makes. A refused call ends the process with a sentence."""
 
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)
@@ -100,7 +100,7 @@ class Kernels:
 
     def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum=None,
                  deterministic=False, dlse=None):
-        """dq_sum is not used: the library accumulates dQ in memory of its own."""
+        """Does not use dq_sum: the library accumulates dQ in memory of its own."""
         shape = self.shape(q, k, scale, ranges)
         self._call("delta", DeltaParams(shape, operand(out), operand(dout), pointer(dlse),
                                         pointer(delta)))
@@ -141,26 +141,26 @@ def visible_pairs(q, k, ranges):
     return pairs * (q.shape[0] if begin.dim() == 1 else 1)
 
 
-# ---- Reference in float64, one head at a time, and what rounding may do to each element.
+# ---- The reference in float64, one head at a time, and the bound of each element's roundings.
 #
-# Operands of matmuls have 16 bits, so P and dS are rounded before their second matmul, and out, dQ, dK
-# and dV at the end. Each is off by a factor within 1 +- U, and in float16, whose smallest numbers are
-# few, by another SMALL. Matmuls accumulate in fp32. An element of S, of dP or of the gradients is off by
-# at most FP32 times the sum of its terms' absolute values (up to 256, truncated to 24 bits). P is off,
-# through S, by a factor within 1 +- EXPONENT (|S| stays under 2^8). Delta is taken from the rounded out.
+# Operands of matmuls have 16 bits. P and dS are rounded before their second matmul, and out, dQ, dK and dV
+# at the end. Each rounding is a factor within 1 +- U. In float16, whose smallest numbers are few, it also
+# adds up to SMALL. Matmuls accumulate in fp32. An element of S, of dP or of the gradients is off by at most
+# FP32 times the sum of its terms' absolute values (up to 256 terms, truncated to 24 bits). The error of S
+# makes P off by a factor within 1 +- EXPONENT (|S| stays under 2^8). Delta is taken from the rounded out.
 # Hence
 #
 #     |d out| <= (U + 2 EXPONENT) P |V| + U |out|
 #     |d dS|  <= U |dS| + P (EXPONENT |dP - delta| + FP32 |dO| |V|^T + |dO| . |d out|)
 #     |d dQ|  <= scale |d dS| |K| + U |dQ|, and dK alike; |d dV| <= (U + EXPONENT) P^T |dO| + U |dV|
 #
-# up to products of two of these, for which the whole is taken 2 % larger.
+# up to products of two of these errors, for which the bound is taken 2 % larger.
 ROUNDING = {torch.bfloat16: (2.0 ** -8, 0.0), torch.float16: (2.0 ** -11, 2.0 ** -25)}  # U, SMALL
 FP32, EXPONENT = 2.0 ** -16, 2.0 ** -10
 
 
 def reference(q, k, v, scale, ranges, dout=None, dlse=None):
-    """The truth, and "bound_" + name: the most that the roundings may put an element off."""
+    """Returns the truth by name, and by "bound_" + name the largest error that the roundings allow."""
     U, SMALL = ROUNDING[q.dtype]
     batch, q_len, heads, _ = q.shape
     k_len, group = k.shape[1], q.shape[2] // k.shape[2]
@@ -215,14 +215,14 @@ def cudnn_forward(q, k, v, scale, is_causal):
 
 
 def cudnn_backward(q, k, v, dout, scale, is_causal):
-    """A function that computes the gradients of cudnn_forward."""
+    """Returns a function that computes the gradients of cudnn_forward."""
     leaves = [x.detach().requires_grad_(True) for x in (q, k, v)]
     out, grad = cudnn_forward(*leaves, scale, is_causal), dout.transpose(1, 2)
     return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
 
 def max_error(value, expected):
-    """Largest error; infinite where one is finite (or a number) and the other is not."""
+    """Returns the largest error. It is infinite where only one of the two is finite (or a number)."""
     value = value.double()
     difference = (value - expected).abs()
     difference[value == expected] = 0  # both -inf
@@ -230,7 +230,7 @@ def max_error(value, expected):
 
 
 def make(batch, q_len, k_len, heads, kv_heads, dim, magnitude, seed=0, dtype=torch.bfloat16):
-    """q, k, v and dout of normal numbers."""
+    """Returns q, k, v and dout of normal numbers."""
     g = torch.Generator(device="cuda").manual_seed(seed)
     def tensor(length, count):
         return (magnitude * torch.randn((batch, length, count, dim), device="cuda", generator=g)).to(dtype)

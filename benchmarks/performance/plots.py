@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md, as SVG text. Only Python's standard library is used."""
+"""Draws the plots of docs/performance.md as SVG text, with Python's standard library alone."""
 
 import math
 
@@ -11,7 +11,7 @@ GRAYS = ("#111111", "#777777", "#b08d2f", "#7a4ca0")
 
 
 class Plot:
-    """One diagram: axes, then series of points, with a legend at the right."""
+    """A diagram: axes, then series of points, with a legend at the right."""
 
     def __init__(self, title, x_label, y_label, x_range, y_range, x_ticks, y_ticks, log_x=True, log_y=True):
         self.x_range, self.y_range, self.log_x, self.log_y = x_range, y_range, log_x, log_y
@@ -78,7 +78,7 @@ def _length(tokens):
 
 
 def throughput():
-    """Tokens/s a GPU over the length of a sequence, with what other projects publish."""
+    """Returns the plot of tokens/s a GPU over the length of a sequence, with figures that other projects publish."""
     lengths = [1 << power for power in range(13, 23)]
     plot = Plot("Training: tokens/s a GPU over the length of a sequence", "tokens in a sequence", "tokens/s a GPU",
                 (6000, 6e6), (80, 100000), [(n, _length(n)) for n in lengths],
@@ -101,7 +101,7 @@ def throughput():
 
 
 def ring_efficiency():
-    """Rate of a GPU in a ring, relative to the same kernels without a ring."""
+    """Returns the plot of a GPU's rate in a ring, relative to the same kernels without a ring."""
     plot = Plot("Ring attention, 16,384 tokens a GPU, forward and backward, H200", "GPUs", "efficiency, %",
                 (0.9, 4.6), (80, 102), [(1, "1"), (2, "2"), (4, "4")],
                 [(n, str(n)) for n in range(80, 101, 5)], log_y=False)
@@ -114,7 +114,7 @@ def ring_efficiency():
 
 
 def roofline():
-    """TFLOP/s of kernels over their FLOPs for each byte of inputs and outputs, on one H200."""
+    """Returns the plot of kernels' TFLOP/s over their FLOPs for each byte of inputs and outputs, on one H200."""
     peak, bandwidth = 989.0, 4.8  # dense bf16 TFLOP/s and TB/s of the data sheet
     plot = Plot("Attention kernels on one H200, bf16", "FLOP per byte of inputs and outputs", "TFLOP/s",
                 (4, 20000), (20, 1500), [(n, "{:,}".format(n)) for n in (10, 100, 1000, 10000)],

@@ -43,7 +43,7 @@ def forward_h200(wanted):
     return row["ours"], row["fa3"], row["cudnn"]
 
 
-# The newest file that has a shape's backward.
+# FIRST and SPLIT say which file has the newest backward of a shape.
 FIRST = {(64, 1024), (16, 2048), (16, 512)}  # (batch, tokens) of backward_first_h200
 SPLIT = {(64, 8), (16, 8)}  # (heads, kv_heads) of backward_splits_h200
 MASKS = {"docs": "documents of 512 to 16K", "window": "window of 4096"}

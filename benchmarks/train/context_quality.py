@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Perplexity by position: what a model that was continued at a longer sequence makes of the longer context.
+"""Measures perplexity by position, before and after a model was continued at a longer sequence.
 
     context_quality.py VAL_SHARD OUT LENGTH BEFORE AFTER   Hugging Face directories, read by transformers, on a GPU
 
-VAL_SHARD is one that //train:tokenize made. Reads the first LENGTH tokens of every document that has as many.
-Written: OUT.json and OUT.svg. The tokens are also predicted from the last 1,024 tokens alone. Documents may
-become easier or harder with position, so only the distance of these two curves is due to the context.
+//train:tokenize makes VAL_SHARD. The script reads the first LENGTH tokens of every document that has as many, and
+writes OUT.json and OUT.svg. The tokens are also predicted from the last 1,024 tokens alone. Documents may become
+easier or harder with position, so only the distance of these two curves is due to the context.
 """
 
 import json
@@ -17,12 +17,12 @@ import sys
 import torch
 import transformers
 
-SHORT = 1024  # tokens of the shorter context
-END_OF_TEXT = 50256  # of GPT-2's vocabulary
+SHORT = 1024  # the tokens of the shorter context
+END_OF_TEXT = 50256  # in GPT-2's vocabulary
 
 
 def documents(path, length):
-    """The first `length` tokens of each document that has as many."""
+    """Returns the first `length` tokens of each document that has as many."""
     with open(path, "rb") as file:
         header = struct.unpack("<256i", file.read(1024))
         tokens = torch.frombuffer(bytearray(file.read(2 * header[2])), dtype=torch.uint16).long()
@@ -32,7 +32,7 @@ def documents(path, length):
 
 @torch.no_grad()
 def losses(model, tokens):
-    """[batch, tokens - 1]: of each token but the first."""
+    """Returns the losses [batch, tokens - 1] of each token but the first."""
     found = []
     with torch.autocast("cuda", torch.bfloat16):
         hidden = model.model(tokens).last_hidden_state[:, :-1]
@@ -45,8 +45,7 @@ def losses(model, tokens):
 
 
 def curves(directory, texts, length):
-    """Sums of the losses by position, from the whole context and from the last SHORT tokens at most (at least
-    half as many)."""
+    """Returns sums of the losses by position: from the whole context, and from the last SHORT / 2 to SHORT tokens."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).cuda().eval()
     whole, short = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.float64)
     for text in texts:
@@ -66,7 +65,7 @@ def by_range(loss, ranges):
 
 
 def plot(path, ranges, series):
-    """Perplexity over position, both logarithmic."""
+    """Plots perplexity over position, both logarithmic."""
     width, height, left, bottom = 720, 420, 60, 50
     values = [v for _, _, points in series for v in points]
     low, high = math.log(min(values)) - 0.05, math.log(min(max(values), 20 * min(values))) + 0.05

@@ -2,10 +2,12 @@
 // validation.
 //
 // CPU: 4 layers, 4 heads, width 128, block 64, batch 12, 2,000 steps, lr 1e-3 to 1e-4 (cosine), no
-// dropout. nanoGPT's README reports a validation loss of 1.88, estimated on 20 random batches. GPU
-// (absent without one): 6 layers, 6 heads, width 384, block 256, batch 64, 5,000 steps, lr 1e-3 to
-// 1e-4, beta2 0.99, dropout 0.2. nanoGPT reports 1.4697, the best of its evaluations. Our losses
-// are over all of the validation data. Seeds differ by about 0.01.
+// dropout. nanoGPT's README reports a validation loss of 1.88, estimated on 20 random batches.
+//
+// GPU (absent without one): 6 layers, 6 heads, width 384, block 256, batch 64, 5,000 steps, lr 1e-3
+// to 1e-4, beta2 0.99, dropout 0.2. nanoGPT reports 1.4697, the best of its evaluations.
+//
+// Our losses are over all of the validation data. Seeds differ by about 0.01.
 //
 //   bazel run //benchmarks/train:convergence_benchmark --
 //   --data=/path/to/tinyshakespeare.txt
