@@ -2,9 +2,9 @@
 """Runs the commands of the pages, with a tiny model and few steps.
 
 Every command of a block of shell is run or is in NOT_RUN with the reason. The commands of a page run in order, in a
-folder that has the files which pages speak of: my.txt, DIR, runs/NAME and others. For torchrun stands
-tests/faults/launcher.sh, which starts processes as torchrun does. A command fails if its exit code is not 0. If its
-remark is "# error: TEXT", it must be 2, and the output must have TEXT.
+folder that has the files which pages name: my.txt, DIR, runs/NAME and others. tests/faults/launcher.sh replaces
+torchrun; it starts processes as torchrun does. A command fails if its exit code is not 0. If its remark is
+"# error: TEXT", the exit code must be 2, and the output must have TEXT.
 """
 
 import json
@@ -29,7 +29,7 @@ PROGRAMS = {
     "import": ("train/tools/import", []),
     "attention": ("examples/attention", []),
 }
-# The begin of a command that is not run, and why.
+# How a command that is not run begins, and why it is not run.
 NOT_RUN = {
     "third_party/install.sh": "installs packages",
     "bazel build": "a test does not run Bazel",
@@ -66,7 +66,7 @@ def commands(page):
 
 
 def small(command):
-    """The arguments that run a command with little work, or None for a program that PROGRAMS lacks."""
+    """Returns arguments that run a command with little work, or None for a program that PROGRAMS lacks."""
     words, launcher = shlex.split(command), []
     if words[0] == "torchrun":
         ranks = re.match("--nproc_per_node=(.*)", words[1]).group(1)
@@ -95,7 +95,7 @@ def run(arguments, folder, expect=0, says=""):
 
 
 def make_files(folder):
-    """The files that pages speak of."""
+    """Makes the files that pages name."""
     text = "\n".join("sentence %d of many" % (i * 7919 % 1000) for i in range(1000)) + "\n"
     (folder / "my.txt").write_text(text)
     (folder / "book.txt").write_text(text[:200])

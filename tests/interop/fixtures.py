@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes tests/train/testdata/huggingface.json, what //tests/train:huggingface_test expects.
+"""Writes tests/train/testdata/huggingface.json, the results that //tests/train:huggingface_test expects.
 
     pip install torch transformers numpy
     tests/interop/fixtures.py
 
-For each model: its config.json as transformers saves it, the names and shapes of its tensors, a row
-of tokens, and the logits that transformers computes in float64. The weights are not written down:
-element i of tensor number t, in order of name, is a function of (t, i), `numbers` here and Numbers in
-the test, exact in float32.
+For each model the file has its config.json as transformers saves it, the names and shapes of its tensors, a
+row of tokens, and the logits that transformers computes in float64. It does not have the weights: element i of
+tensor number t, in order of name, is a function of (t, i) that is exact in float32. The function is `numbers` here
+and Numbers in the test.
 """
 
 import json
@@ -22,7 +22,7 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 10, 5, 8, 7]
 
 
 def numbers(tensor, count):
-    """[count] of -1 to 1, each a multiple of 2^-15."""
+    """Returns [count] numbers from -1 to 1, each a multiple of 2^-15."""
     h = numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(tensor) * numpy.uint64(1000003)
     mask = numpy.uint64(0xFFFFFFFF)
     for shift, factor in (15, 2246822519), (13, 3266489917), (16, 1):

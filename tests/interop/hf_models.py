@@ -1,5 +1,4 @@
-"""Small models of each family, as transformers makes them: what hf_parity.py compares, and what
-fixtures.py writes down."""
+"""Makes small models of each family with transformers, for hf_parity.py and fixtures.py."""
 
 import torch
 import transformers
@@ -9,7 +8,7 @@ def _llama(**fields):
     return transformers.LlamaConfig(**{**_COMMON, **fields})
 
 
-# An odd vocabulary, grouped-query heads, a feed-forward of no round width.
+# The vocabulary is odd, heads are grouped, and the feed-forward's width is not round.
 _COMMON = dict(
     vocab_size=97,
     hidden_size=48,
@@ -81,8 +80,9 @@ CONFIGS = {
 
 
 def make(name, seed=1):
-    """A model with random weights, large enough that errors show in its logits; its biases and
-    normalization weights, too, which are all the same otherwise."""
+    """Returns a model whose random weights are so large that errors show in its logits.
+
+    Biases and normalization weights are random, too; by default they are all equal."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(
         CONFIGS[name](), attn_implementation="eager"

@@ -5,17 +5,17 @@
     bazel build //train //train:import //train:export //tests/interop:logits
     tests/interop/hf_parity.py [--models=llama,gpt2] [--device=cpu] [--ranks=1]
 
-For each model:
+The checks for each model:
 - transformers saves it, in one file and in several, and the logits of both are equal to 1e-4 (float32);
 - the losses of 20 training steps from it equal those of torch's AdamW;
 - it is imported, exported, and loaded again by transformers, with the same bytes in every tensor;
 - a trained run is exported, and transformers' loss equals that of the run's next step.
-Exit code 1 if something differs.
+The exit code is 1 if something differs.
 
-With --device=cuda only what a GPU computes is compared: logits in float32 and bfloat16, and the
-training. A bfloat16 error is the distance to transformers in float64, by root mean square. It may be at
-most the error of transformers' own bfloat16 on the same GPU. Only head_dims that are a multiple of 8 are
-tried: GPUs take no others.
+With --device=cuda it compares only GPU results: logits in float32 and bfloat16, and the training. A bfloat16
+error is the root mean square of the difference from transformers in float64. It may be at most the error of
+transformers' own bfloat16 on the same GPU. GPUs take only head_dims that are a multiple of 8, so others are not
+tried.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def write_shard(path, tokens):
 
 
 def batch_of(data):
-    """The batch of every step: the data is one sequence long, so no order has to be known."""
+    """Returns the batch of every step. The data is one sequence long, so its order does not matter."""
     x, y = torch.tensor(data[:-1]), torch.tensor(data[1:])
     return x.expand(BATCH, -1), y.expand(BATCH, -1)
 
@@ -152,7 +152,7 @@ def check_same(what, before, after, failures):
 
 
 def check_files(name, model, tokens, there, folder, failures):
-    """Logits from every form of the directory; import and export."""
+    """Checks logits from every form of the directory, and import and export."""
     if len(list((folder / "many").glob("*.safetensors"))) < 2:
         failures.append("the model is too small for several files")
     check_logits("logits", logits_here(folder / "one", tokens, folder), there, failures)
@@ -160,7 +160,7 @@ def check_files(name, model, tokens, there, folder, failures):
         "logits, several files", logits_here(folder / "many", tokens, folder), there, failures
     )
 
-    # There and back.
+    # Import, then export.
     run(program("train/tools/import"), folder / "one", f"--out={folder / 'in'}")
     check_logits("logits of the import", logits_here(folder / "in", tokens, folder), there,
                  failures)
@@ -178,7 +178,7 @@ def check_files(name, model, tokens, there, folder, failures):
     )
     check_logits("loaded by transformers", logits_there(loaded, tokens), there, failures)
 
-    # Without what the model came with, config.json is made anew.
+    # Without the model's own files, the export makes a new config.json.
     for kept in (folder / "in" / "huggingface").glob("*"):
         kept.unlink()
     run(program("train/tools/export"), folder / "in", f"--out={folder / 'bare'}")

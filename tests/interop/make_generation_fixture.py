@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Writes tests/train/testdata/generation.json, what //tests/train:prompt_test expects.
+"""Writes tests/train/testdata/generation.json, the results that //tests/train:prompt_test expects.
 
     pip install torch transformers numpy sentencepiece protobuf
     tests/interop/make_generation_fixture.py
 
-Directories of a small Llama model and a tokenizer of tests/train/tokenizers, each with the files that
-say what comes before a prompt and what ends a text. For each: the prompts' tokens by its tokenizer, and
-what transformers generates from them, greedily, without and with its ends. fixtures.py makes
-the weights.
+Each case is a directory with a small Llama model, a tokenizer of tests/train/tokenizers, and the files that say
+which tokens begin a prompt and end a text. The fixture has the prompts' tokens by that tokenizer, and the tokens
+that transformers generates from them greedily, without and with these ends. fixtures.py makes the weights.
 """
 
 import json
@@ -26,7 +25,7 @@ NEW = 24
 
 
 def template(*ids):
-    """post_processor: these tokens, then the text."""
+    """Returns a post_processor that puts these tokens before the text."""
     names = {f"t{i}": dict(id=f"t{i}", ids=[i], tokens=[f"t{i}"]) for i in ids}
     parts = [{"SpecialToken": {"id": name, "type_id": 0}} for name in names]
     text = [{"Sequence": {"id": "A", "type_id": 0}}]
@@ -67,7 +66,7 @@ def make(folder, tokenizer, processor, settings, config):
 
 
 def generate(model, ids, ends, vocab):
-    """Tokens of a vocabulary behind the prompt, the end included."""
+    """Returns the generated tokens after the prompt, with the end token."""
     out = model.generate(
         torch.tensor([ids]), do_sample=False, max_new_tokens=NEW, eos_token_id=ends, pad_token_id=0,
         suppress_tokens=list(range(vocab, model.config.vocab_size)),

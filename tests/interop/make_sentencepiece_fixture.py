@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes tests/train/tokenizers/sentencepiece: tiny models, and what SentencePiece makes of texts.
+"""Makes tests/train/tokenizers/sentencepiece: tiny models, and the tokens that SentencePiece gives to texts.
 
   pip install sentencepiece
   tests/interop/make_sentencepiece_fixture.py
 
-- llama/tokenizer.model: as Llama 2's, BPE with a space before the text
-- gemma/tokenizer.model: as Gemma's, without that space, with runs of spaces and line breaks that users defined
+- llama/tokenizer.model: BPE with a space before the text, like Llama 2's
+- gemma/tokenizer.model: BPE without that space, with user-defined runs of spaces and line breaks, like Gemma's
 - unigram/tokenizer.model: a unigram model, whose tokens depend on the whole text
 - phrases/tokenizer.model: tokens of several words, so that a text is one piece
 - expected.json: texts (as base64) and their tokens, by model

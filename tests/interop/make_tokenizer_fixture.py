@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tests/train/tokenizers: two tiny tokenizers, and what the library tokenizers makes of texts.
+"""Makes tests/train/tokenizers: two tiny tokenizers, and the tokens that the library tokenizers gives to texts.
 
   pip install tokenizers
   tests/interop/make_tokenizer_fixture.py

@@ -5,15 +5,14 @@
   pip install tiktoken tokenizers sentencepiece numpy
   tests/interop/tokenizer_parity.py --tokenizer=FOLDER [--megabytes=110] [TEXT_OR_CODE ...]
 
-FOLDER holds tokenizer.model, tokenizer.json, or GPT-2's encoder.json and vocab.bpe. The data is mixed. It is
-text and code from the named files (folders: all files in them), and random characters of all of Unicode.
-Then come random words, spaces, digits, contractions and marks in many scripts, and bytes that are not
-UTF-8. Each part is a file, which is read in pieces by several threads.
+FOLDER holds tokenizer.model, tokenizer.json, or GPT-2's encoder.json and vocab.bpe. The data has several parts:
+text and code from the named files (of a folder, all files), and random characters of all of Unicode. Then come
+random words, spaces, digits, contractions and marks in many scripts, and bytes that are not UTF-8. Each part is a
+file, which several threads read in pieces.
 
-A text with bytes that are not UTF-8 has, in order, the tokens of its parts: UTF-8 by itself, and each
-run of other bytes as one piece. Decoding must give the bytes again (in normal form C, if the
-tokenizer asks for that). SentencePiece is given the whole of each part, whatever it is; decoding is its
-own, too. Ends with 1 at the first difference.
+A text with bytes that are not UTF-8 has, in order, the tokens of its runs: UTF-8 by itself, and each run of
+other bytes. Decoding must give the bytes again (in normal form C, if the tokenizer asks for that). SentencePiece
+gets the whole of each part, and decodes it itself. The exit code is 1 at the first difference.
 """
 import argparse
 import json
@@ -33,7 +32,7 @@ GPT2_PATTERN = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\
 
 
 def byte_characters():
-    """GPT-2's characters for bytes."""
+    """Returns GPT-2's characters for bytes."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in plain]
     return {**{b: chr(b) for b in plain}, **{b: chr(256 + i) for i, b in enumerate(others)}}
@@ -44,7 +43,7 @@ BYTES = {c: b for b, c in CHARACTERS.items()}
 
 
 def valid_runs(data):
-    """(is UTF-8, bytes) of the runs of a text."""
+    """Returns (is UTF-8, bytes) of each run of a text."""
     runs, at = [], 0
     while at < len(data):
         try:
@@ -116,7 +115,7 @@ def expected_tokens(reference, data):
 
 
 def random_unicode(rng, size):
-    """Characters of all of Unicode, also those that are not assigned."""
+    """Returns characters of all of Unicode, also unassigned ones."""
     text, n = [], 0
     while n < size:
         c = rng.randrange(0x110000)
@@ -130,7 +129,7 @@ def random_unicode(rng, size):
 
 
 def random_words(rng, size):
-    """Words of many scripts between all kinds of spaces, digits, contractions and marks."""
+    """Returns words of many scripts between all kinds of spaces, digits, contractions and marks."""
     scripts = [(0x61, 26), (0x41, 26), (0x3B1, 25), (0x430, 32), (0x5D0, 27), (0x627, 30), (0x905, 50),
                (0x4E00, 2000), (0x3041, 80), (0xAC00, 500), (0x1F600, 60), (0x300, 100), (0x1100, 200),
                (0x1E00, 200), (0x10D4A, 40), (0x31350, 100), (0x1D7CE, 20), (0x660, 10)]
@@ -157,7 +156,7 @@ def random_words(rng, size):
 
 
 def broken(rng, data):
-    """A text with bytes that were changed, dropped or repeated, and some of no text at all."""
+    """Returns a text with changed, dropped and repeated bytes, and some random bytes."""
     out = bytearray(data)
     for _ in range(len(data) // 40):
         at = rng.randrange(len(out))
@@ -172,7 +171,7 @@ def broken(rng, data):
 
 
 def parts_of(paths, megabytes, seed):
-    """(name, bytes) of about 1 MB each."""
+    """Returns parts (name, bytes) of about 1 MB each."""
     rng = random.Random(seed)
     size = 1 << 20
     files = []

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Times //train:tokenize and tiktoken (GPT-2's files) or tokenizers (tokenizer.json): one thread each,
-alternating, on the same files. Prints the median MB/s of processor time and of wall time.
+"""Compares the speed of //train:tokenize with tiktoken (GPT-2's files) or tokenizers (tokenizer.json).
+
+The two alternate on the same files, with one thread each. Prints the median MB/s of processor time and of wall
+time.
 
   tests/interop/tokenizer_speed.py --tokenizer=FOLDER [--rounds=5] TEXT_OR_CODE ...
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes train/tokenizer/unicode_additions.h: what Debian 12's PCRE2 and utf8proc and the library
-tokenizers know of Unicode differently.
+"""Writes train/tokenizer/unicode_additions.h: the characters on which Debian 12's PCRE2 and utf8proc differ from
+the library tokenizers.
 
   pip install tokenizers
   tests/interop/unicode_additions.py >train/tokenizer/unicode_additions.h
 
-Needs a Python whose unicodedata is of Unicode 14, as PCRE2 10.42 is (Python 3.11), and libutf8proc.so.2.
+It needs libutf8proc.so.2 and a Python whose unicodedata has Unicode 14, like PCRE2 10.42: Python 3.11.
 """
 import ctypes
 import sys
@@ -46,7 +46,7 @@ def code_points():
 
 
 def of_category(category):
-    """The characters that the pattern \\p{category} matches in tokenizers."""
+    """Returns the characters that the pattern \\p{category} matches in tokenizers."""
     split = pre_tokenizers.Split(Regex(r"\p{%s}" % category), "isolated")
     found = set()
     for base in range(0, 0x110000, 4096):
@@ -56,7 +56,7 @@ def of_category(category):
 
 
 def ranges(values):
-    """[first, last, value] of a list of (code point, value) in order."""
+    """Returns ranges [first, last, value] of a list of (code point, value) in order."""
     result = []
     for c, value in values:
         if result and result[-1][1] == c - 1 and result[-1][2] == value:
@@ -67,8 +67,9 @@ def ranges(values):
 
 
 def moved():
-    """Characters whose place in normal form C differs; U+11930 is the end of a pair that combines, and
-    utf8proc 2.8 drops U+11A7 after a syllable of Hangul."""
+    """Returns the characters whose place in normal form C differs.
+
+    U+11930 is the end of a pair that combines. utf8proc 2.8 drops U+11A7 after a syllable of Hangul."""
     utf8proc, libc = ctypes.CDLL("libutf8proc.so.2"), ctypes.CDLL("libc.so.6")
     utf8proc.utf8proc_NFC.restype = ctypes.c_void_p
     nfc = normalizers.NFC()

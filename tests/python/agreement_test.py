@@ -1,4 +1,4 @@
-"""What ranks agree on: when they talk, what is compared, what is kept, and whose errors are told."""
+"""Tests what ranks agree on: when they exchange messages, what they compare and keep, and whose errors all get."""
 
 import gc
 import os
@@ -32,7 +32,7 @@ def message_of(errors, function):
 
 
 def counting_exchanges():
-    """A list that grows by one in every round of messages."""
+    """Returns a list that grows by one in every round of messages."""
     rounds, exchange = [], burst._ranks.Ranks.exchange
 
     def count(ranks, mine):
@@ -44,13 +44,13 @@ def counting_exchanges():
 
 
 def calls_of_one_rank(rank, group):
-    """What one rank does outside of a group changes nothing in it."""
+    """A rank's calls outside of a group change nothing in the group."""
     q, k, v = inputs(group)
     want = burst.attention(q, k, v, group=group, seqlen=24)
     rounds = counting_exchanges()
     if rank == 0:
         x = normal("x", 1, 4, 1, 2)
-        for i in range(1, 20000):  # more than any cache keeps
+        for i in range(1, 20000):  # more calls than any cache keeps
             burst.attention(x, x, x, softmax_scale=i / 5000)
         for i in range(300):
             burst.attention(x, x, x, cu_seqlens=[0, *sorted(random.sample(range(1, 4), 2)), 4])
@@ -60,7 +60,7 @@ def calls_of_one_rank(rank, group):
 
 
 def options_of_the_group(rank, group):
-    """More options than are agreed on, or kept: ranks go on alike, and backwards keep what they need."""
+    """With more options than ranks keep, they still agree, and backward passes keep what they need."""
     q, k, v = inputs(group)
     q.requires_grad_()
     outs = [burst.attention(q, k, v, group=group, seqlen=24, softmax_scale=0.1 + i / 1000) for i in range(200)]
@@ -73,13 +73,13 @@ def options_of_the_group(rank, group):
 
 
 def handles():
-    """How many attention objects, and schedules, of the library there are."""
+    """Returns the numbers of the library's attention objects and schedules."""
     found = [thing._destroy.__name__ for thing in gc.get_objects() if type(thing) is burst._library.Handle]
     return found.count("burst_attention_destroy"), found.count("burst_schedule_destroy")
 
 
 def scales_that_change(rank, group):
-    """A new scale in every step keeps no attention objects, and no schedules."""
+    """A new scale in every step does not pile up attention objects or schedules."""
     q, k, v = inputs(group)
     for step in range(300):
         burst.attention(q.requires_grad_(), k, v, group=group, documents=[0, 7],
@@ -90,7 +90,7 @@ def scales_that_change(rank, group):
 
 
 def many_heads(rank, group):
-    """Nothing that is compared is cut: the slopes of 112 heads, and thousands of documents."""
+    """Ranks compare long arguments as a whole: the slopes of 112 heads, and thousands of documents."""
     heads = 112
     slopes = burst.alibi_slopes(heads)
     whole = [normal(name, 1, 16, heads, 4) for name in "qkv"]
@@ -150,10 +150,10 @@ def unreadable_options(rank, group):
 
 
 def unreadable_after_a_promise(rank, group):
-    """The others do not ask any more: the rank that errs ends the group at once."""
+    """After a promise the other ranks do not ask, so the rank with the error ends the group at once."""
     q, k, v = inputs(group)
     burst.attention(q, k, v, group=group, seqlen=24)
-    torch.distributed.barrier(group)  # nobody is still in that call
+    torch.distributed.barrier(group)  # all ranks have left that call
     if rank == 1:
         message = message_of(ValueError, lambda: burst.attention(q, k, v, group=group, seqlen=24,
                                                                  softmax_scale="auto"))
@@ -164,7 +164,7 @@ def unreadable_after_a_promise(rank, group):
 
 
 def seeds_under_a_promise(rank, group):
-    """With seqlen, too, all ranks drop by one seed: rank 0's, or the one that all give."""
+    """With seqlen, too, all ranks drop by one seed: rank 0's, or the seed that all give."""
     torch.manual_seed(3)
     whole = [normal(name, 1, 24, 2, 8) for name in "qkvw"]
     q, k, v, w = (burst.shard(x, 1, group) for x in whole)
@@ -174,7 +174,7 @@ def seeds_under_a_promise(rank, group):
 
     for promise in (dict(), dict(seqlen=24)):
         drop(**promise)
-        torch.rand(rank)  # the generators part
+        torch.rand(rank)  # the ranks' generators now differ
         state = torch.get_rng_state()
         have = drop(**promise)
         torch.set_rng_state(state)
@@ -197,7 +197,7 @@ def seeds_under_a_promise(rank, group):
 
 
 def no_tensors(rank, group):
-    """Other things than tensors, and other kinds of tensors, are errors by name on all ranks."""
+    """Arguments that are not tensors, and other kinds of tensors, are errors by name on all ranks."""
     q, k, v = inputs(group)
     kinds = [("NoneType", lambda x: None), ("list", lambda x: x.tolist()),
              ("one of torch.sparse_coo", lambda x: x.to_sparse())]
@@ -245,7 +245,7 @@ def numbers_of_numpy(rank, group):
 
 
 def negated(rank, group):
-    """Torch negates and conjugates lazily: the numbers count, not what memory has."""
+    """Torch negates and conjugates lazily: the numbers count, not the bytes in memory."""
     for dim in (1, 8):
         whole = [normal(name, 1, 12, 2, dim) for name in "qkv"]
         leaves = [x.clone().requires_grad_() for x in whole]
@@ -270,7 +270,7 @@ def resident():
 
 
 def memory_of_steps(rank, group):
-    """Other documents, and another scale, in every step: nothing is kept that grows with them."""
+    """With new documents and a new scale in every step, memory does not grow."""
     n, numbers = 131072, random.Random(0)
     q = torch.zeros(n, 1, 2)
     sizes = []
@@ -279,12 +279,12 @@ def memory_of_steps(rank, group):
         ring_flash_attn.ring_flash_attn_varlen_func(q, q, q, bounds, n, causal=True, window_size=(0, 0))
         burst.attention(q[:8], q[:8], q[:8], softmax_scale=1 + step / 1000)
         sizes.append(resident())
-    # 8 schedules are kept, of 4 MB each. 75 steps of positions as Python's numbers were 400 MB.
+    # Ranks keep 8 schedules of 4 MB each. 75 steps of positions as Python's numbers would be 400 MB.
     assert sizes[-1] - sizes[74] < 20e6, (sizes[74], sizes[-1])
 
 
 def forked(rank, group):
-    """A fork's child works alone, and is told that its parent is the rank of the group."""
+    """A fork's child works alone. In the group it gets an error: its parent is the rank."""
     q, k, v = (x.requires_grad_() for x in inputs(group))
     torch.set_num_threads(2)
     alone = burst.attention(q, k, v)

@@ -1,4 +1,4 @@
-"""burst.attention against naive attention in double: layouts, masks, heads, strategies, gradients."""
+"""Compares burst.attention with naive attention in double: layouts, masks, heads, strategies, gradients."""
 
 import unittest
 
@@ -9,13 +9,13 @@ from torch.utils.checkpoint import checkpoint
 import burst
 from harness import main, naive, normal, run_ranks
 
-# Double precision: sums of a few hundred products of numbers below 5, in another order. 2^-53 each,
-# a thousand of them, times 5 * 5 * 10 for what the softmax's scores magnify.
+# The tolerance in double precision. Sums of a few hundred products of numbers below 5 come in another order: a
+# thousand roundings of 2^-53, times 5 * 5, times 10 because the softmax's scores magnify errors.
 TOLERANCE = 1000 * 2**-53 * 250
 
 
 class Problem:
-    """q, k, v of a whole sequence, and what a loss of (out, lse) makes of them."""
+    """Holds q, k and v of a whole sequence, and the gradients of a loss of (out, lse)."""
 
     def __init__(self, batch, seqlen, heads, kv_heads, head_dim, **mask):
         self.mask = mask
@@ -31,7 +31,7 @@ class Problem:
         return [out.detach(), lse.detach()] + list(torch.autograd.grad(loss, inputs))
 
     def packed(self, layout, group, arguments):
-        """What tells shard where the layout "balanced" has which tokens."""
+        """Returns the arguments that tell shard which tokens a rank has in the layout "balanced"."""
         if layout != "balanced":
             return {}
         size = dist.get_world_size(group) if arguments.get("strategy") == "ulysses" else 0
@@ -40,7 +40,7 @@ class Problem:
                     ulysses_size=arguments.get("ulysses_size", size))
 
     def on_rank(self, group, layout="zigzag", dtype=torch.float64, prepare=lambda x: x, **arguments):
-        """Attention of this rank's tokens, through burst."""
+        """Computes attention of this rank's tokens with burst."""
         packed = self.packed(layout, group, arguments)
         local = [prepare(burst.shard(x.to(dtype), 1, group, layout, **packed)).requires_grad_()
                  for x in self.inputs]
@@ -97,7 +97,7 @@ def every_layout_and_mask(rank, group):
 
 
 def queries_in_no_slice(rank, group):
-    """They see nothing: out is 0, lse -inf, and no gradient comes from them."""
+    """Queries in no slice see nothing: out is 0, lse is -inf, and no gradient comes from them."""
     problem = Problem(1, 12, 2, 2, 8, causal=False, slices=[[(0, 8, 0, 12, "full")]])
     out, lse, dq, dk, dv = problem.on_rank(group)
     at = torch.tensor(burst.positions(12, group))
@@ -121,7 +121,7 @@ def every_strategy(rank, group):
 
 
 def every_strategy_of_one_rank(rank, group):
-    """What is said for a ring holds, or means nothing, for one rank; nothing is refused."""
+    """One rank accepts every option of a ring; options without meaning there change nothing."""
     for arguments in (dict(strategy="ring"), dict(strategy="ulysses"), dict(backward="burst"),
                       dict(backward="ring"), dict(ulysses_size=1), dict(ranks_per_node=1)):
         compare(Problem(1, 29, 4, 4, 8), group, **arguments)
@@ -164,7 +164,7 @@ def packed_and_float32(rank, group):
 
 
 def padding_of_nan(rank, group):
-    """The last document is padding that nobody wrote: no other token's results change by a bit."""
+    """NaN in the last document, which is padding, changes no bit of other tokens' results."""
     tensors = [normal(name, 41, heads, 16) for name, heads in (("q", 4), ("k", 2), ("v", 2), ("o", 4))]
     real = burst.positions(41, group) < 33
 
@@ -212,7 +212,7 @@ def largest_scores(rank, group):
 
 
 def dropped_weights(rank, group):
-    """With one-hot values out is the weights. What they say is dropped is so for any values."""
+    """With one-hot values, out is the weights. It shows which weights are dropped, for any values."""
     probability, seqlen = 0.3, 32
     problem = Problem(2, seqlen, 4, 2, seqlen, window=20)
     q, k, _ = problem.inputs
@@ -223,7 +223,7 @@ def dropped_weights(rank, group):
     kept = torch.where(seen, weights / whole, torch.zeros(()).double())
     scaled = 1 / (1 - probability)
     assert (((kept - scaled).abs() < TOLERANCE) | (kept == 0))[seen].all()
-    # Independent over rows, heads and pairs: within 5 standard deviations of a binomial.
+    # Choices are independent over rows, heads and pairs: within 5 standard deviations of a binomial.
     keeps = kept > 0
     count, expected = seen.sum().item(), 1 - probability
     share = keeps[seen].double().mean().item()
@@ -263,7 +263,7 @@ def seeds(rank, group):
     for wrapped in (False, True):  # a recomputation drops the same weights
         torch.manual_seed(9)
         out = checkpoint(drop, use_reentrant=False) if wrapped else drop()
-        burst.attention(q, k, v, group=group, dropout_p=0.5)  # others come between
+        burst.attention(q, k, v, group=group, dropout_p=0.5)  # other calls come between
         gradients.append(torch.autograd.grad(out.square().sum(), q)[0])
     assert torch.equal(*gradients)
 
@@ -334,7 +334,7 @@ def strided_operands(rank, group):
     compare(problem, group, prepare=lambda x: x.transpose(1, 3).contiguous().transpose(1, 3))
     local = [burst.shard(x, 1, group).requires_grad_() for x in problem.inputs]
     want = None
-    for _ in range(5):  # gradients whose strides are all 0, and such that are contiguous
+    for _ in range(5):  # gradients whose strides are all 0, and contiguous gradients
         results = burst.attention(*local, group=group, return_lse=True)
         if want is None:
             want = torch.autograd.grad(results, local, [torch.ones_like(x) for x in results])

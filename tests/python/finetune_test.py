@@ -1,5 +1,5 @@
-"""examples/finetune.py: the losses of a rank with SDPA, over two ranks, with FSDP2 and without; a tuned
-model is one like any other."""
+"""Tests examples/finetune.py: over two ranks, with FSDP2 and without, it has the losses of a rank with SDPA, and
+transformers reads the tuned model."""
 
 import os
 import re
@@ -15,7 +15,7 @@ EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../exampl
 
 
 def make_model(folder):
-    """A small random Llama and a tokenizer of bytes."""
+    """Makes a small random Llama and a tokenizer of bytes."""
     import tokenizers
     import transformers
     torch.manual_seed(3)

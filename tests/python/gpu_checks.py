@@ -1,10 +1,10 @@
-"""burst.attention on GPUs, by hand on a machine that has them:
+"""Checks burst.attention on GPUs, by hand on a machine that has them:
 
   torchrun --nproc_per_node=2 tests/python/gpu_checks.py     # PYTHONPATH: python, tests/python
 
-Parity with naive attention over layouts, masks, strategies and dtypes. Streams, one NCCL, torch.compile,
-memory, and calls after a refused capture or without memory. With --lose, rank 1 is killed and the others must say so. Prints what was checked; exit code 0
-if all is well.
+It compares with naive attention over layouts, masks, strategies and dtypes. It also checks streams, that there is
+one NCCL, torch.compile, memory, and calls after a refused capture or without memory. With --lose, rank 1 is killed
+and the others must say so. It prints what was checked. The exit code is 0 if all checks pass.
 """
 
 import os
@@ -21,7 +21,7 @@ from harness import normal
 
 
 def naive(q, k, v, dtype, causal=True, window=0, starts=None, softcap=0.0, alibi_slopes=None, kept=None):
-    """In the given dtype, rounding after each of its steps: what a plain implementation does."""
+    """Computes attention in the given dtype and rounds after each step, as a plain implementation does."""
     q, k, v = (x.to(dtype) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
     at = torch.arange(q.shape[1], device=q.device)
@@ -81,8 +81,8 @@ def error(have, want):
 
 
 def parity(device, group):
-    """Errors in the norm, relative. bf16 and fp16: within 1.25 times those of a naive computation in
-    it; the others to 1e-5 (float32) and 1e-12 (double)."""
+    """Checks relative errors in the norm. In bf16 and fp16 they are at most 1.25 times those of a naive
+    computation; in float32 at most 1e-5, in double 1e-12."""
     checked, worst = 0, 0.0
     for dtype, seqlen, head_dims in ((torch.bfloat16, 509, (128, 64)), (torch.float16, 509, (128,)),
                                      (torch.float32, 200, (32,)), (torch.float64, 200, (32,))):
@@ -112,8 +112,8 @@ def parity(device, group):
 
 
 def changed_scores(device, group):
-    """Softcap, ALiBi and dropout. Which weights are dropped, CPUs say: out of equal ones with the unit
-    matrix for V, in one process."""
+    """Checks softcap, ALiBi and dropout. A CPU says which weights are dropped: with equal weights and the unit
+    matrix for V, out shows them."""
     seqlen, heads, seed, probability = 253, 4, 11, 0.25
     slopes = burst.alibi_slopes(heads).tolist()
     zeros, unit = torch.zeros(1, seqlen, heads, seqlen), torch.eye(seqlen)[None, :, None].repeat(1, 1, heads, 1)
@@ -174,7 +174,7 @@ def bits(device, group):
 
 
 def fp8(device, group):
-    """On Hopper: the forward in 8 bits differs from that in 16 by about 5 % (docs/kernels.md)."""
+    """On Hopper the forward in 8 bits differs from the forward in 16 bits by about 5 %."""
     if torch.cuda.get_device_capability(device) != (9, 0):
         return "not on this GPU"
     problem = Problem(device, 3000, 8, 2, 128, torch.bfloat16)
@@ -207,7 +207,7 @@ def one_nccl(device, group):
 
 
 def memory(device, group):
-    """Memory of forward and backward beyond inputs, outputs and the ring's buffers, in MiB."""
+    """Measures the memory of forward and backward beyond inputs, outputs and the ring's buffers, in MiB."""
     seqlen, heads = 16384, 16
     x = torch.randn(1, seqlen // 2, heads, 128, device=device, dtype=torch.bfloat16)
     q, k, v = (x.clone().requires_grad_() for _ in range(3))
@@ -226,7 +226,7 @@ def memory(device, group):
 
 
 def refused_capture(device, group):
-    """A capture that is refused leaves nothing behind, in torch's generators or here."""
+    """A refused capture leaves torch's generators and the group as they were."""
     x = torch.randn(1, 256, 4, 64, device=device, dtype=torch.bfloat16)
     for own in (group, None):
         want = burst.attention(x, x, x, group=own)
@@ -252,7 +252,7 @@ def refused_capture(device, group):
 
 
 def out_of_memory(device, group):
-    """A call alone that finds no memory is an error, and the next one works."""
+    """A call of one rank without memory is an error, and the next call works."""
     if dist.get_rank() == 0:
         x = torch.randn(1, 4096, 32, 128, device=device, dtype=torch.bfloat16)
         want = burst.attention(x, x, x)
@@ -279,7 +279,7 @@ def out_of_memory(device, group):
 
 
 def changing_scales(device, group):
-    """A new softmax_scale in every step keeps no memory for ever."""
+    """A new softmax_scale in every step does not keep memory."""
     x = torch.randn(1, 128, 4, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
     used = []
     for step in range(200):
@@ -302,7 +302,7 @@ def lost(device, group):
     except burst.RankLostError as raised:
         print("lost: after %.1f s: %s" % (time.monotonic() - begin, raised), flush=True)
     torch.cuda.synchronize()
-    burst.attention(q, k, v)  # alone it works
+    burst.attention(q, k, v)  # a call of one rank works
     torch.cuda.synchronize()
     print("lost: alone it works, %.1f s" % (time.monotonic() - begin), flush=True)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Compiled and exported programs: what a graph keeps of a call. They need torch 2.4."""
+"""Tests compiled and exported programs: which arguments a graph keeps as constants. They need torch 2.4."""
 
 import os
 import subprocess
@@ -13,8 +13,8 @@ import burst
 from burst import ring_flash_attn
 from harness import main, naive, normal, run_ranks
 
-TOLERANCE = 1e-11  # of double precision: sums of a few hundred products
-# Two values of each argument that may be a tensor, of one shape: what is given, and what naive takes.
+TOLERANCE = 1e-11  # for sums of a few hundred products in double precision
+# Two values, of one shape, of each argument that may be a tensor: as a caller and as naive() take them.
 STARTS = [[0, 5, 9], [0, 7, 8]]
 PAIRS = {
     "cu_seqlens": [(torch.tensor(starts + [24]), dict(starts=[starts])) for starts in STARTS],
@@ -44,7 +44,7 @@ def with_gradients(function, inputs):
 
 
 def tensors_that_change(rank, group, backend="aot_eager"):
-    """What tensors say is read when the graph runs: tensor A, then tensor B, in one graph."""
+    """A graph reads tensors when it runs: tensor A, then tensor B, in one graph."""
     whole = [normal(name, 2, 24, 4, 8).requires_grad_() for name in "qkv"]
     for name, pairs in PAIRS.items():
         torch.compiler.reset()
@@ -82,7 +82,7 @@ def seeds_that_change(rank, group):
     for seed in (3, 5, 2**62 + 1):
         for given in (torch.tensor(seed), torch.tensor([seed])):
             torch.testing.assert_close(compiled(q, given), call(q, seed), atol=0, rtol=0)
-    torch.manual_seed(rank)  # rank 0's counts
+    torch.manual_seed(rank)  # all ranks take rank 0's seed
     drawn = torch.compile(lambda q: burst.attention(q, k, v, group=group, dropout_p=0.5), fullgraph=True,
                           backend="aot_eager")
     have = drawn(q)
@@ -138,7 +138,7 @@ def arrays(rank, group):
 
 
 def numbers_that_change(rank, group):
-    """Lengths, windows and scales that dynamo takes for any number, and wrong ones, by name."""
+    """Lengths, windows and scales that dynamo takes for any number work; wrong ones are errors by name."""
     q = normal("q", 1, 12, 2, 8)
 
     def call(q, window, scale):
@@ -170,7 +170,7 @@ def frozen_slices(rank, group):
 
 
 def built_in_the_graph(rank, group):
-    """What the library builds (slices, slopes) are constants of a graph."""
+    """Slices and slopes that the library builds are constants of a graph."""
     def run(q):
         slices = burst.masks.tree(4, [9, 11]) + burst.masks.blocks(24, 8, [[2], []])
         return burst.attention(q, q, q, causal=False, slices=slices, alibi_slopes=burst.alibi_slopes(2))
@@ -204,7 +204,7 @@ def defaults_of_the_user(rank, group):
 
 
 class Causal(torch.nn.Module):
-    """Whether causal, and documents as a tensor if there are."""
+    """A module whose mask is causal or not, with documents as a tensor or without."""
 
     def __init__(self, causal, group=None):
         super().__init__()
@@ -235,7 +235,7 @@ def export(folder, name, module, *inputs):
 
 
 def exported(rank, group):
-    """A program that was saved means the same in another process."""
+    """A saved program computes the same in another process."""
     q = normal("q", 1, 6, 2, 8)
     with tempfile.TemporaryDirectory() as folder:
         export(folder, "causal.pt2", Causal(True), q)
@@ -254,7 +254,7 @@ def exported(rank, group):
 
 
 def learned(rank, group):
-    """The operator refuses what attention refuses: here a compiled call, which falls back."""
+    """The operator refuses what attention() refuses. A compiled call then falls back."""
     q = normal("q", 1, 6, 2, 8)
     scale = torch.nn.Parameter(torch.tensor(0.3))
     compiled = torch.compile(lambda q: burst.attention(q, q, q, softmax_scale=scale), backend="aot_eager")

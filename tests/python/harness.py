@@ -1,5 +1,6 @@
-"""Ranks as processes for tests of the Python package, naive attention to compare with, and a runner
-whose closing lines are GoogleTest's, which .ci/run counts."""
+"""Ranks as processes for tests of the Python package, and naive attention to compare with.
+
+The runner prints GoogleTest's closing lines, which .ci/run counts."""
 
 import faulthandler
 import math
@@ -17,8 +18,8 @@ PATIENCE = 100  # seconds for a group of ranks
 
 
 def run_ranks(size, body, expect=None):
-    """Runs body(rank, group) in `size` new processes, which are connected by gloo. Fails with what
-    they raise. expect: exit codes by rank, where they are not all 0."""
+    """Runs body(rank, group) in `size` new processes, which are connected by gloo. Fails with the first error
+    that a process raises. expect: exit codes by rank; default: all 0."""
     folder = tempfile.TemporaryDirectory(prefix="burst-")
     store = os.path.join(folder.name, "store")
     children = []
@@ -62,13 +63,13 @@ def _child(rank, size, body, store, writing):
 
 def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, sinks=None, spans=(),
           slices=(), softcap=0, alibi_slopes=None, kept=None):
-    """(out, lse) by the definition: [batch, tokens, heads, head_dim].
+    """Returns (out, lse) of [batch, tokens, heads, head_dim] by the definition.
 
     - starts: rows of documents; spans: rows of pairs
     - slices: rows of slices
     - sinks: one more column of scores, [heads]
     - alibi_slopes: [heads]
-    - kept: [batch, heads, tokens, keys], by which weights are multiplied
+    - kept: [batch, heads, tokens, keys], factors of the weights
     """
     n, keys, heads = q.shape[1], k.shape[1], q.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
@@ -112,7 +113,7 @@ def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, si
 
 
 def normal(name, *shape):
-    """Standard normal numbers in double, the same in every process for a name."""
+    """Returns standard normal numbers in double, which depend on the name only."""
     generator = torch.Generator().manual_seed(sum(name.encode()) + 1000 * sum(shape))
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 

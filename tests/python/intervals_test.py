@@ -1,4 +1,4 @@
-"""Masks of values become documents, windows and slices that say the same, and nothing else."""
+"""Tests that masks of values become documents, windows and slices of exactly the same mask."""
 
 import random
 import unittest
@@ -10,7 +10,7 @@ from harness import main
 
 
 def painted(n, causal=False, window=0, starts=(0,)):
-    """bool [n, n]: what attention() shows."""
+    """Returns bool [n, n]: the keys that attention() shows to each query."""
     at = torch.arange(n)
     distance = at[:, None] - at[None]
     of = torch.tensor([sum(start <= token for start in starts) for token in range(n)])
@@ -37,7 +37,7 @@ def painted_slices(n, slices):
 
 class IntervalsTest(unittest.TestCase):
     def check(self, shown):
-        """Returns what _intervals.simple says of a mask that both forms reproduce."""
+        """Checks that both forms reproduce the mask. Returns what _intervals.simple returns."""
         n = len(shown)
         low, high = _intervals.of_values(shown)
         self.assertTrue(torch.equal(painted_slices(n, _intervals.slices(low, high)), shown), shown)
@@ -49,7 +49,7 @@ class IntervalsTest(unittest.TestCase):
         return found
 
     def test_values(self):
-        """Masks without structure, and ones with padding and blocks."""
+        """Masks without structure, and masks with padding and blocks."""
         draw = random.Random(1)
         torch.manual_seed(1)
         for _ in range(400):
@@ -64,7 +64,7 @@ class IntervalsTest(unittest.TestCase):
             self.check(shown)
 
     def test_simple(self):
-        """Whatever causal, window and documents say is found again."""
+        """Any causal, window and documents are found again."""
         draw = random.Random(2)
         for _ in range(400):
             n = draw.randint(1, 12)
@@ -73,7 +73,7 @@ class IntervalsTest(unittest.TestCase):
             self.assertIsNotNone(self.check(shown), shown)
 
     def test_few_slices(self):
-        """A mask takes as many slices as it has straight pieces."""
+        """A mask takes one slice for each straight piece of its bounds."""
         at = torch.arange(1000)
         for shown, count in ((painted(1000, True) & (at >= 300), 1),  # padding on the left
                              (painted(1000, True) & (at < 300), 2),  # on the right

@@ -1,6 +1,7 @@
-"""Memory that runs out in calls on the CPU, on one to four threads. Under a limit of addresses a call
-gives burst.OutOfMemoryError or a result, never the end of the process. Once the limit is gone the next
-call works."""
+"""Tests calls on the CPU that run out of memory, on one to four threads.
+
+Under a limit of addresses a call gives burst.OutOfMemoryError or a result; the process never ends. Once the
+limit is gone, the next call works."""
 
 import os
 import resource
@@ -22,7 +23,7 @@ def inputs(head_dim):
 
 
 def limit(extra=None):
-    """The bytes of addresses that may be added; None: no limit."""
+    """Allows `extra` more bytes of addresses than now; None: no limit."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -30,7 +31,7 @@ def limit(extra=None):
 
 
 def use_stack():
-    """The kernel ends a process whose stack cannot grow: it grows before there is a limit."""
+    """Grows the stack before there is a limit, because the kernel ends a process whose stack cannot grow."""
     def deeper(levels):
         return 0 if levels == 0 else 1 + deeper(levels - 1)
     return deeper(400)
@@ -44,11 +45,11 @@ def run_under(kib, threads):
     code = COMPUTED
     limit(kib << 10)
     try:
-        out = burst.attention(*large)  # torch's own memory may lack, too: out, dq, dk, dv
+        out = burst.attention(*large)  # torch may lack memory, too, for out, dq, dk and dv
         out.sum().backward()
     except (burst.OutOfMemoryError, MemoryError, RuntimeError) as error:
         limit()
-        # RuntimeError: torch's allocator on the CPU. BurstError is one, too.
+        # torch's allocator on the CPU raises RuntimeError, of which BurstError is a kind.
         if isinstance(error, burst.BurstError) and not isinstance(error, burst.OutOfMemoryError):
             raise
         if isinstance(error, burst.OutOfMemoryError):

@@ -1,5 +1,5 @@
-"""Functions with the names and arguments of others, and what newer versions of torch and transformers
-add: compiled graphs, selective checkpointing, attention of transformers' models."""
+"""Tests functions with other packages' names and arguments, and features of newer versions of torch and
+transformers: compiled graphs, selective checkpointing, attention of transformers' models."""
 
 import functools
 import importlib
@@ -217,7 +217,7 @@ def model_of_transformers(rank, group):
     torch.manual_seed(1)
     config = transformers.LlamaConfig(**SMALL)
     config._attn_implementation = "sdpa"
-    # The model's norms and rotations are in float32: 2^-24 each, of values below 4.
+    # The model's norms and rotations are in float32, with errors of 2^-24 of values below 4.
     check_model(transformers.LlamaForCausalLM(config).double(), group, 2e-6)
 
 
@@ -233,7 +233,7 @@ def model_with_sinks(rank, group):
         for name, parameter in model.named_parameters():
             if name.endswith("sinks"):
                 parameter.normal_()
-    # Its experts need float32: 2^-24 of sums of a few hundred products that are below 4.
+    # The model's experts need float32: errors of 2^-24 in sums of a few hundred products below 4.
     check_model(model, group, 2**-24 * 4 * 300)
 
 
@@ -245,7 +245,7 @@ def model_with_capped_logits(rank, group):
                                        attn_logit_softcapping=0.5)
     config._attn_implementation = "eager"
     model = transformers.Gemma2ForCausalLM(config)
-    # Its softmax is of float32: 2^-24 of sums of a few hundred products that are below 4.
+    # The model's softmax is in float32: errors of 2^-24 in sums of a few hundred products below 4.
     check_model(model, group, 2**-24 * 4 * 300)
 
 
@@ -260,7 +260,7 @@ class NamesTest(unittest.TestCase):
         run_ranks(4, published)
 
     def test_arguments(self):
-        """The published lists, in order."""
+        """The arguments are the published ones, in order."""
         own = list(inspect.signature(burst_attn.burst_attn_func).parameters)
         self.assertEqual(own, ["q", "k", "v", "softmax_scale", "flash", "causal", "optimize_bwd_comm",
                                "deterministic", "process_group", "double_group"])

@@ -1,4 +1,4 @@
-"""What goes wrong, and what surrounds a call: errors, lost ranks, several groups, autograd's ways."""
+"""Tests errors, lost ranks, several groups, and unusual uses of autograd."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def message_of(error, function):
 
 
 def wrong_arguments(rank, group):
-    """Each is an error that names the argument, on every rank, and the next call works."""
+    """Each wrong argument is an error that names it, on every rank, and the next call works."""
     q, k, v = inputs(group)
 
     def says(text, error=ValueError, q=q, k=k, v=v, **arguments):
@@ -102,7 +102,7 @@ def wrong_arguments(rank, group):
         says("the layout contiguous gives it", layout="contiguous", q=q[:, :-2 * rank or None],
              k=k[:, :-2 * rank or None], v=v[:, :-2 * rank or None])
         burst.attention(q, k, v, group=group)
-        own = [x[:, :(9, 7, 8)[rank]] for x in inputs(group, seqlen=27)]  # as many together as before
+        own = [x[:, :(9, 7, 8)[rank]] for x in inputs(group, seqlen=27)]  # together as many tokens as before
         says("the layout zigzag gives it 8 of 24", q=own[0], k=own[1], v=own[2])
         says("groups must divide the 3 ranks; got groups of 5", ulysses_size=5)
         says("(2 KV heads); got 3", strategy="ulysses")
@@ -134,7 +134,7 @@ def ranks_that_differ(rank, group):
     assert message.startswith("head_dim: the ranks differ"), message
     message = message_of(ValueError, lambda: burst.attention(q, k, v[..., :head_dim], group=group))
     assert message.startswith("head_dim of v: the ranks differ"), message
-    # An error of one rank is an error on all, with the rank's number.
+    # One rank's error is an error on all ranks, with the rank's number.
     message = message_of(ValueError, lambda: burst.attention(
         q, k if rank != 1 else k.float(), v, group=group))
     assert "k: must have q's dtype" in message and (rank == 1 or message.startswith("rank 1: ")), message
@@ -145,7 +145,7 @@ def ranks_that_differ(rank, group):
 
 
 def promised(rank, group):
-    """With seqlen ranks compare their arguments once; what is wrong later still ends all of them."""
+    """With seqlen, ranks compare their arguments once. A later wrong argument still ends all ranks."""
     q, k, v = inputs(group)
     compared, exchange = [], burst._ranks.Ranks.exchange
     burst._ranks.Ranks.exchange = lambda ranks, text: compared.append(0) or exchange(ranks, text)
@@ -157,7 +157,7 @@ def promised(rank, group):
     for _ in range(2):
         burst.attention(q, k, v, group=group, seqlen=24).sum().backward()
     assert len(compared) == 3, compared
-    dist.barrier()  # no rank is in the middle of a call
+    dist.barrier()  # all ranks are between calls
     if rank == 1:
         message_of(ValueError, lambda: burst.attention(q, k.float(), v, group=group, seqlen=24))
     else:
@@ -169,7 +169,7 @@ def promised(rank, group):
 def lost(rank, group, how):
     q, k, v = inputs(group, seqlen=600)
     if rank == 1:
-        burst.attention(q, k, v, group=group)  # the others may still be in it when this rank has gone
+        burst.attention(q, k, v, group=group)  # other ranks may still be in the call when this rank ends
         if how == "exits":
             os._exit(7)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -182,13 +182,13 @@ def lost(rank, group, how):
         message = str(raised)
     assert "rank 1 of 3 was lost" in message, message
     assert time.monotonic() - begin < 60
-    # Nothing works on the group any more, and says so; alone it does.
+    # Every later call on the group is an error that says so. A call without the group works.
     message_of(burst.RankLostError, lambda: burst.attention(q, k, v, group=group))
     burst.attention(q, k, v)
 
 
 def finished(rank, group):
-    """A rank that disconnects was not lost, whatever still holds a graph of an earlier call."""
+    """A rank that disconnects is not a lost rank, even while a graph of an earlier call exists."""
     q, k, v = inputs(group)
     out = burst.attention(q.requires_grad_(), k, v, group=group)
     if rank == 0:
@@ -211,7 +211,7 @@ def late(rank, group):
 
 
 def several_groups(rank, group):
-    """Two pairs and all four at once, in one process; results of each are its own."""
+    """Two pairs and all four ranks work at once in one process, and each group has its own results."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     pair = pairs[rank // 2]
     for _ in range(2):
@@ -219,7 +219,7 @@ def several_groups(rank, group):
             q, k, v = (normal(name, 1, 24, 2, 8) for name in "qkv")
             out = burst.attention(*(burst.shard(x, 1, ranks) for x in (q, k, v)), group=ranks)
             torch.testing.assert_close(burst.unshard(out, 1, ranks), naive(q, k, v)[0])
-    # Two threads, each with a group of its own, whose ranks come to them in different orders.
+    # Two threads have a group each. The ranks come to the groups in different orders.
     more = [dist.new_group([0, 1, 2, 3]) for _ in range(2)]
     results = [None, None]
 
@@ -229,7 +229,7 @@ def several_groups(rank, group):
         for _ in range(5):
             results[index] = burst.attention(*own, group=more[index])
 
-    # The gloo groups connect first: torch itself wants them in one order.
+    # The gloo groups connect first, because torch needs one order.
     for index in range(2):
         burst.connect(more[index], "cpu")
     threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
@@ -264,13 +264,13 @@ def autograds_ways(rank, group):
         assert out.is_inference()
     with torch.no_grad():
         assert not run(q, k, v).requires_grad
-    # Gradients of a part of the inputs, of lse alone, and twice through one graph.
+    # Take gradients of some inputs, of lse alone, and twice through one graph.
     out, lse = burst.attention(q, k.detach(), v.detach(), group=group, return_lse=True)
     torch.autograd.grad(lse.sum(), q, retain_graph=True)
     torch.autograd.grad(out.sum(), q)
-    message_of(RuntimeError, lambda: torch.autograd.grad(  # there is no second derivative
+    message_of(RuntimeError, lambda: torch.autograd.grad(  # second derivatives are refused
         torch.autograd.grad(run(q, k, v).square().sum(), q, create_graph=True)[0].sum(), k))
-    # In another thread, as autograd's own are.
+    # Call from another thread, like autograd's threads.
     results = []
     thread = threading.Thread(target=lambda: results.append(run(q, k, v).detach()))
     thread.start()
@@ -312,7 +312,7 @@ class RanksTest(unittest.TestCase):
         run_ranks(1, autograds_ways)
 
     def test_a_forked_process(self):
-        """What a data loader's worker inherits is left alone when it ends."""
+        """A data loader's worker does not destroy inherited objects when it ends."""
         def body(rank, group):
             q, k, v = inputs(group)
             burst.attention(q, k, v, group=group)
@@ -325,7 +325,7 @@ class RanksTest(unittest.TestCase):
         run_ranks(2, body)
 
     def test_the_end_of_a_program(self):
-        """An ordinary end, without disconnect, is quiet."""
+        """A program that ends without disconnect prints nothing."""
         program = ("import torch, torch.distributed as dist, burst, sys, os\n"
                    "rank = int(sys.argv[1])\n"
                    "dist.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank,"

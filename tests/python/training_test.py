@@ -1,4 +1,4 @@
-"""What docs/pytorch.md says of losses and gradients: by hand, under DDP, and under FSDP2 where torch has it."""
+"""Tests the losses and gradients of docs/pytorch.md: by hand, under DDP, and under FSDP2 where torch has it."""
 
 import copy
 import unittest
@@ -11,7 +11,7 @@ import burst
 from harness import main, run_ranks
 
 SEQLEN, WORDS = 22, 11
-TOLERANCE = 1e-12  # gradients are below 1, of sums of a few hundred products in double
+TOLERANCE = 1e-12  # gradients are below 1; their sums have a few hundred products in double
 
 
 class Model(torch.nn.Module):
@@ -35,14 +35,14 @@ def batch_of(replica):
 
 
 def loss_of(model, x, labels, group):
-    """The docs' loss: summed over this rank's tokens, divided by the labels of all ranks."""
+    """Returns the docs' loss: the sum over this rank's tokens, divided by the number of labels on all ranks."""
     count = (labels != -100).sum()
     x, labels = (burst.shard(part, 1, group) for part in (x, labels))
     return cross_entropy(model(x, group).flatten(0, 1), labels.flatten(), reduction="sum") / count
 
 
 def whole_gradients(model, replicas):
-    """The mean over replicas of the mean loss over tokens, on one rank."""
+    """Returns the gradients of the mean over replicas of the mean loss over tokens, on one rank."""
     model = copy.deepcopy(model)
     for replica in range(replicas):
         x, labels = batch_of(replica)
@@ -67,7 +67,7 @@ def by_hand(rank, group):
 
 
 def under(wrap):
-    """Sequences over all ranks, then over pairs, whose replicas have batches of their own."""
+    """Spreads sequences over all ranks, then over pairs, whose replicas have their own batches."""
     def body(rank, group):
         pairs = [dist.new_group([2 * pair, 2 * pair + 1]) for pair in range(dist.get_world_size() // 2)]
         for own, replica, replicas in ((group, 0, 1), (pairs[rank // 2], rank // 2, len(pairs))):
@@ -87,7 +87,7 @@ def with_fsdp(model):
 
 
 def has_fsdp():
-    if not hasattr(torch.library, "custom_op"):  # torch 2.4; the import of Debian's fails with Python 3.11
+    if not hasattr(torch.library, "custom_op"):  # FSDP2 needs torch 2.4; Debian's fails with Python 3.11
         return False
     from torch.distributed import fsdp
     return hasattr(fsdp, "fully_shard")

@@ -1,4 +1,4 @@
-"""burst.register over a group of ranks and under torch.compile: logits are right, or there is an error on
+"""Tests burst.register over a group of ranks and under torch.compile. Logits are right, or there is an error on
 every rank or when the graph runs."""
 
 import unittest
@@ -22,7 +22,7 @@ def rejected(call, words, kinds=ValueError):
 
 
 def whole(model, **given):
-    """Logits of transformers' own attention for the whole sequences."""
+    """Returns the logits of transformers' own attention for the whole sequences."""
     model.set_attn_implementation("sdpa")
     logits = model(use_cache=False, **given).logits
     model.set_attn_implementation("burst")
@@ -30,7 +30,7 @@ def whole(model, **given):
 
 
 def documents(rank, group):
-    """Logits and gradients of packed documents, registered or as cu_seq_lens, equal one rank's."""
+    """Packed documents, registered or as cu_seq_lens, have one rank's logits and gradients."""
     burst.register(group)
     model = model_of("LlamaForCausalLM").double()
     ids, labels = tokens(1), torch.roll(tokens(1), -1, 1)
@@ -44,9 +44,9 @@ def documents(rank, group):
             burst.register(group, layout, **registered)
             for positions in (PACKED[:, own], own[None]):
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the balanced layout is not checked without a length
+                    warnings.simplefilter("ignore")  # without a length, the balanced layout is not checked
                     have = model(input_ids=ids[:, own], position_ids=positions, use_cache=False, **given).logits
-                # Rotations depend on distances within a document alone: both positions give the same logits.
+                # Rotations depend only on distances within a document, so both kinds of positions give the same logits.
                 torch.testing.assert_close(have, want[:, own], atol=2e-6, rtol=0)
     loss = torch.nn.functional.cross_entropy(
         model(input_ids=ids[:, own], position_ids=PACKED[:, own], use_cache=False, **given).logits[0],
@@ -57,7 +57,7 @@ def documents(rank, group):
 
 
 def positions(rank, group):
-    """Forgotten position_ids, and those of another layout, are a ValueError on every rank, in time."""
+    """Forgotten position_ids, and those of another layout, are a ValueError on every rank before the call."""
     burst.register(group)
     model, ids = model_of("LlamaForCausalLM").double(), tokens(2, 13)
     want = whole(model, input_ids=ids)
@@ -82,7 +82,7 @@ def positions(rank, group):
 
 
 def refused(rank, group):
-    """What one rank finds in its mask is an error on all, and the next call works."""
+    """An error that one rank finds in its mask is an error on all ranks, and the next call works."""
     burst.register(group)
     model, ids = model_of("LlamaForCausalLM").double(), tokens(2)
     want, own = whole(model, input_ids=ids), burst.positions(N, group)
@@ -145,7 +145,7 @@ class GraphsTest(unittest.TestCase):
 
     @needs("MistralConfig", "ModernBertConfig", "Llama4TextConfig")
     def test_models(self):
-        """A graph of a whole model is right without padding, and an error with it."""
+        """A graph of a whole model is right without padding, and raises an error with padding."""
         burst.register()
         every = torch.ones(2, N, dtype=torch.long)
         words = "a compiled model takes no padding"

@@ -1,5 +1,5 @@
-"""burst.register against transformers' own attentions: every mask that its masking_utils makes is the same
-mask, and logits and gradients are equal, or a ValueError says what is not served."""
+"""Compares burst.register with transformers' own attentions. Every mask of masking_utils is the same mask, and
+logits and gradients are equal, or a ValueError says what is not served."""
 
 import functools
 import itertools
@@ -51,7 +51,7 @@ def tokens(rows, count=N):
 
 
 def padding(*hidden):
-    """An attention_mask whose rows hide the tokens of slices."""
+    """Returns an attention_mask whose rows hide the tokens of slices."""
     mask = torch.ones(len(hidden), N, dtype=torch.long)
     for row, where in zip(mask, hidden):
         row[where] = 0
@@ -65,7 +65,7 @@ BOUNDS = torch.tensor([0, 4, 12], dtype=torch.int32)
 
 
 def own_mask(mask, rows, n):
-    """What a Mask shows, bool [rows, n, n], of attention() itself: with values that are the keys' numbers."""
+    """Returns the keys that a Mask shows, bool [rows, n, n], by attention() itself. Values are the keys' numbers."""
     q = torch.zeros(rows, n, 1, n, dtype=torch.float64)
     v = torch.eye(n, dtype=torch.float64).expand(rows, n, n)[:, :, None]
     out = burst.attention(q, q, v, causal=mask.causal, window=mask.window, documents=mask.documents,
@@ -74,7 +74,7 @@ def own_mask(mask, rows, n):
 
 
 def mask_functions():
-    """(name, function of two rows) of all of masking_utils' functions, and of their compositions."""
+    """Returns (name, function of two rows) for all functions of masking_utils and their compositions."""
     m = masking_utils
     shift, blocks = torch.tensor([0, 3]), torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, 1, -1, -1],
                                                         [0, 0, 0, -1, -1, -1, -1, -1, -1, 2, 2, 2]])
@@ -119,7 +119,7 @@ class MaskTest(unittest.TestCase):
 
     @needs()
     def test_long_masks_are_read(self):
-        """A million tokens: known functions are read, unknown ones refused before any n x n is made."""
+        """At a million tokens, known functions are read. Unknown ones are refused before any n x n tensor is made."""
         from burst import _transformers_masks
         n, m = 2**20, masking_utils
         make = functools.partial(_transformers_masks.mask_function(lambda: 1), batch_size=1, q_length=n, kv_length=n,
@@ -137,7 +137,7 @@ class MaskTest(unittest.TestCase):
 
     @needs()
     def test_a_function_of_a_known_name_is_tried(self):
-        """A later version's function that means something else is evaluated and not read."""
+        """A later version's function with another meaning is evaluated, not read."""
         from burst import _transformers_masks
 
         def sliding_window_overlay(sliding_window):
@@ -158,7 +158,7 @@ class MaskTest(unittest.TestCase):
 
 class ModelsTest(unittest.TestCase):
     def check(self, run, model, reference="sdpa", refused=None, real=None, tolerance=2e-5):
-        """That run(model) with burst is what it is with `reference`, or a ValueError of the words `refused`."""
+        """Checks that run(model) with burst equals run(model) with `reference`, or is a ValueError with `refused`."""
         with torch.no_grad():
             model.set_attn_implementation("burst")
             if refused is not None:
@@ -173,7 +173,7 @@ class ModelsTest(unittest.TestCase):
         torch.testing.assert_close(have, want, atol=tolerance, rtol=0)
 
     def check_masks(self, model, reference="sdpa", windowed=False, tells_packing=True):
-        """All that a decoder or an encoder can be told of its mask."""
+        """Checks every kind of mask that a decoder or an encoder takes."""
         decoder = {} if type(model).__name__ in ("BertModel", "ModernBertModel") else dict(use_cache=False)
         additive = torch.full((1, 1, N, N), torch.finfo(torch.float32).min).triu(1)
         torch.manual_seed(3)
@@ -187,7 +187,7 @@ class ModelsTest(unittest.TestCase):
         check()
         for mask in (LEFT, RIGHT, HOLES):
             check(attention_mask=mask, real=mask)
-        # A model with windows drops them where it is given four dimensions, all but flash-attention's.
+        # With a mask of four dimensions, a model drops its windows (except with flash-attention).
         refused = "sliding_window" if windowed else None
         check(attention_mask=additive, refused=refused)
         if reference == "sdpa":
@@ -200,7 +200,7 @@ class ModelsTest(unittest.TestCase):
         self.check_lengths(model, decoder)
 
     def check_lengths(self, model, decoder):
-        """cu_seq_lens keep documents apart, as flash-attention does: each has the values that it has alone."""
+        """cu_seq_lens keep documents apart, as in flash-attention: each has the values that it has alone."""
         model.set_attn_implementation("burst")
         ids = tokens(1)
         run = lambda ids, positions, **given: model(input_ids=ids, position_ids=positions, **given, **decoder)[0]
@@ -268,7 +268,7 @@ class ModelsTest(unittest.TestCase):
                                            decoder_input_ids=tokens(2, queries))[0], model, refused=refused)
         model = transformers.T5Model(transformers.T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=32, num_layers=1,
                                                            num_heads=4)).eval()
-        if int(transformers.__version__.split(".")[0]) >= 5:  # before, its attention was its own
+        if int(transformers.__version__.split(".")[0]) >= 5:  # older versions have an attention of their own here
             self.check(lambda model: model(input_ids=tokens(2), decoder_input_ids=tokens(2))[0], model,
                        refused="position_bias")
 
