@@ -1,12 +1,12 @@
 #!/bin/bash
-# Installs what building and testing needs and is missing, from the packages of Debian 12 and 13.
-# Ubuntu 22.04 and 24.04 are accepted too: their packages have the same names, but this was not
-# tried there. Quick and silent when nothing is missing.
+# Installs the missing packages for building and testing, on Debian 12 and 13. Ubuntu 22.04 and 24.04 are
+# accepted too: their packages have the same names, but this was not tried there. The script is quick
+# and silent when all packages are there.
 #
 #   third_party/install.sh [--mpi] [--fuzz]
 #
-# --mpi: also Open MPI, for --comm=mpi and the tests under mpirun. --fuzz: also clang, for the
-# fuzzers of tests/fuzz.
+# --mpi also installs Open MPI, for --comm=mpi and the tests under mpirun. --fuzz also installs clang, for
+# the fuzzers of tests/fuzz.
 set -euo pipefail
 
 packages=(
@@ -19,14 +19,14 @@ packages=(
   libpcre2-dev           # tokenizers: the patterns that cut text into words
   libsentencepiece-dev   # tokenizers: SentencePiece's
   libutf8proc-dev        # tokenizers: Unicode's normal forms
-  libsodium-dev          # HMAC, by which the processes of a job know each other
+  libsodium-dev          # HMAC and encryption between the processes of a job
   iproute2               # tests: hosts as network namespaces
   libxxhash-dev          # checksums of checkpoints
   libgtest-dev           # tests
   libgmock-dev
   libbenchmark-dev       # benchmarks
   bible-kjv              # the English text that //train learns by default
-  xz-utils               # packs what goes to a GPU machine
+  xz-utils               # packs the archive for a GPU machine
 )
 
 fail() {
@@ -49,7 +49,7 @@ if [ -r /etc/os-release ]; then
 fi
 case "$id $version" in
   "debian 12" | "debian 13")
-    # PyTorch for CPUs, for tests of the Python package; without it they say so and pass.
+    # PyTorch for CPUs is for tests of the Python package; without it they say so and pass.
     packages+=(python3-torch python3-venv) ;;
   "ubuntu 22.04" | "ubuntu 24.04")
     echo "third_party/install.sh: not tried on Ubuntu; its packages have Debian's names." >&2 ;;
@@ -78,7 +78,7 @@ install() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y --no-install-recommends "${missing[@]}" >"$log" 2>&1
 }
-# The package lists may be absent or too old: fetch them, and try once more.
+# If the package lists are missing or too old, fetch them and try once more.
 install || { "${as_root[@]}" apt-get update >>"$log" 2>&1 && install; } || {
   tail -n 20 "$log" >&2
   fail "could not install ${missing[*]}; apt's last lines are above"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# libburst.so shows burst_* and nothing else, holds its C++ library, needs no CUDA, NCCL or Abseil to
-# be loaded, and asks glibc for nothing newer than 2.34.
+# Checks that libburst.so shows only burst_* and holds its C++ library. It must load without CUDA, NCCL
+# and Abseil, and with glibc 2.34.
 set -euo pipefail
 
 library=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../../burst/c/libburst.so
@@ -11,7 +11,7 @@ fail() {
   exit 1
 }
 
-# Local thread-local variables are listed too, in lower case.
+# nm also lists local thread-local variables, in lower case.
 shown=$(nm -D --defined-only "$library" | awk '$2 ~ /[A-Z]/ { print $3 }')
 [ "$(grep -c '^burst_' <<<"$shown")" -ge 15 ] || fail "too few functions: $shown"
 others=$(grep -v '^burst_' <<<"$shown" || true)
@@ -26,7 +26,7 @@ for name in $needed; do
   esac
 done
 
-# Or it could not be loaded into a process whose threads have no room left.
+# With STATIC_TLS it could not be loaded into a process whose threads have no room left.
 ! readelf -d "$library" | grep -q STATIC_TLS || fail "it needs static thread-local storage"
 
 undefined=$(nm -D --undefined-only "$library")

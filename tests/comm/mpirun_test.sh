@@ -1,11 +1,12 @@
 #!/bin/bash
-# mpirun_test.sh BINARY [MPIRUN]: runs mpi_communicator_checks as a world of processes, and looks from
-# outside at what its failures do. Without MPIRUN the build has no MPI.
+# mpirun_test.sh BINARY [MPIRUN]: runs mpi_communicator_checks as several processes, and checks from
+# outside how they fail. Without MPIRUN the build has no MPI.
 set -u
 binary=$1 mpirun=${2:-}
 
 fail() { echo "FAILED: $*"; exit 1; }
-# expect CODE TEXT COMMAND...: the exit code (or "any", not 0) and the text in its output.
+# expect CODE TEXT COMMAND...: runs a command. Its exit code must be CODE (any: not 0), and its output must have
+# TEXT.
 expect() {
   local want=$1 text=$2 code=0; shift 2
   local output; output=$(timeout 60 "$@" 2>&1) || code=$?
@@ -15,7 +16,7 @@ expect() {
   [[ $output == *"$text"* ]] || fail "does not say '$text': $*"
 }
 
-# Files that one GoogleTest writes, not several at once.
+# These files are for one GoogleTest; several processes must not write them.
 unset XML_OUTPUT_FILE TEST_PREMATURE_EXIT_FILE
 
 if [[ -z $mpirun ]]; then

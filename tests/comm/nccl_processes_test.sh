@@ -1,6 +1,6 @@
 #!/bin/bash
 # nccl_processes_test.sh BINARY [RANKS]: runs nccl_communicator_checks with a GPU a process under every
-# launcher that is there, then kills a rank and looks at what the others do. Default: 2 ranks.
+# installed launcher. Then it kills a rank and checks what the others do. RANKS defaults to 2.
 set -u
 binary=$1 ranks=${2:-2} victim=$((${2:-2} / 2))
 port=23456 out=$(mktemp -d); trap 'rm -rf "$out"' EXIT
@@ -13,7 +13,7 @@ expect() {  # CODE TEXT COMMAND...
     { echo "$output"; fail "exit code $code, or no '$text' in the output above: $*"; }
   echo "ok: $*"
 }
-# Starts all ranks by the variables that torchrun (or srun) would set; stdout and stderr go to files.
+# Starts all ranks with the variables that torchrun (or srun) sets. stdout and stderr go to files.
 start() {
   pids=()
   for ((rank = 0; rank < ranks; ++rank)); do
@@ -23,7 +23,7 @@ start() {
   done
   port=$((port + 20))
 }
-# Every rank but the given one ends with exit code 1 and the words on stderr, within a minute.
+# Checks that every rank but the given one ends within a minute with exit code 1 and the words on stderr.
 expect_all_but() {
   local except=$1 text=$2 rank code start=$SECONDS
   for ((rank = 0; rank < ranks; ++rank)); do

@@ -1,10 +1,10 @@
 #!/bin/bash
 # launcher.sh torchrun|srun RANKS GRACE COMMAND...
 #
-# Starts a command as these launchers do, as processes of one host by their environment variables, and
-# ends them as they do:
-# - torchrun sends SIGTERM to all when it is interrupted or ended, or when one of them fails. It sends
-#   SIGKILL after GRACE seconds (30 there).
+# Starts a command as processes of one host, with the environment variables of these launchers, and ends
+# them as the launchers do:
+# - torchrun sends SIGTERM to all processes when it is interrupted or ended, or when one of them fails. It
+#   sends SIGKILL after GRACE seconds (torchrun's own number is 30).
 # - srun (scancel, and a time limit with --signal) passes SIGUSR1 and SIGTERM on. It sends SIGKILL GRACE
 #   seconds after SIGTERM.
 set -u
@@ -38,7 +38,7 @@ first=0
 for pid in "${pids[@]}"; do
   while true; do
     wait "$pid"; code=$?
-    kill -0 "$pid" 2>/dev/null || break  # else a signal for this script came between
+    kill -0 "$pid" 2>/dev/null || break  # else a signal for this script interrupted wait
   done
   ((code != 0 && first == 0)) && { first=$code; [[ $launcher == torchrun ]] && end; }
 done

@@ -1,6 +1,6 @@
 #!/bin/bash
-# watchdog_gpu_test.sh STUCK_TRAIN LAUNCHER.SH [RANKS]: one rank of a run on GPUs stands still; all ranks say
-# where they and their GPUs are, as threads and as processes.
+# watchdog_gpu_test.sh STUCK_TRAIN LAUNCHER.SH [RANKS]: one rank of a run on GPUs stands still. Checks that all
+# ranks say where they and their GPUs are, as threads and as processes.
 set -u
 stuck=$(realpath "$1") launcher=$(realpath "$2") ranks=${3:-2}
 out=$(mktemp -d); trap 'rm -rf "$out"' EXIT
@@ -9,7 +9,7 @@ for ((i = 0; i < 20000; ++i)); do echo "sentence $((i * 7919 % 1000)) of many"; 
 options=(--device=cuda --data="$out/text.txt" --steps=1000 --seqlen=256 --batch=4 --eval_every=0 --sample=0
          --patience=5 --model=llama_tiny)
 
-check() {  # NAME CODE: what the run has said
+check() {  # NAME CODE: checks the run's output
   cat "$1.log"
   [[ $2 == 1 ]] || { echo "FAILED: $1 ended with $2"; exit 1; }
   grep -q "no rank has made progress for 5 s" "$1.log" || { echo "FAILED: $1: no watchdog"; exit 1; }

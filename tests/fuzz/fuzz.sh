@@ -3,13 +3,13 @@
 #
 #   tests/fuzz/fuzz.sh NAME [--hours=H] [--out=FOLDER] [-OPTION=VALUE ...]
 #
-# NAME: schedule, safetensors, ... (the targets of tests/fuzz/BUILD). Ends after H hours of processor
-# time (default 1), or at the first input that fails. FOLDER (default fuzz-out, which git ignores)
-# keeps what later runs start from, and the logs. Single-dash options are libFuzzer's.
+# NAME is a target of tests/fuzz/BUILD, such as schedule or safetensors. The run ends after H hours of
+# processor time (default 1), or at the first input that fails. FOLDER (default fuzz-out, which git
+# ignores) keeps the logs, and the corpus with which later runs start. Single-dash options are libFuzzer's.
 #
 # The last line is a row: name, processor seconds, inputs, coverage (edges), failed inputs. Copy a
 # failed input to tests/fuzz/corpus/NAME under a name that says what was wrong; then CI replays it.
-# Exit code 1 if an input failed.
+# The exit code is 1 if an input failed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -31,7 +31,7 @@ command -v clang >/dev/null || fail "no clang; third_party/install.sh --fuzz ins
 
 bazel build --config=fuzz "//tests/fuzz:${name}_fuzz"
 mkdir -p "$out/$name/corpus"
-# A copy: a build of something else replaces the folder behind bazel-bin.
+# The fuzzer is copied, because another build replaces the folder behind bazel-bin.
 cp -f "bazel-bin/tests/fuzz/${name}_fuzz" "$out/$name/fuzzer"
 
 log=$out/$name/log.$(date +%Y%m%d-%H%M%S)
@@ -42,11 +42,11 @@ BURST_FUZZ_CPU_SECONDS=$seconds "$out/$name/fuzzer" -rss_limit_mb=2048 -malloc_l
 
 inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -1)
 edges=$(grep -o 'cov: [0-9]*' "$log" | tail -1 | cut -d' ' -f2)
-times >"$out/$name/times"  # of this shell, then of its children
+times >"$out/$name/times"  # the times of this shell, then of its children
 cpu=$(awk 'NR == 2 { split($1, u, "[ms]"); split($2, s, "[ms]");
                      printf "%.0f", u[1] * 60 + u[2] + s[1] * 60 + s[2] }' "$out/$name/times")
 failed=0
-# 72: ended by the timer, as it should; 0: an option such as -runs ended it.
+# Code 72 means that the timer ended it, as it should; 0 that an option such as -runs did.
 if [ "$status" -ne 0 ] && [ "$status" -ne 72 ]; then
   failed=1
   tail -n 30 "$log" >&2

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Everything that runs on GPUs: the tests (those of several on all GPUs), then the benchmarks
-# compared with their limits and peers, as tables; results in *.json.
+# Runs all tests on GPUs (those of several ranks on all GPUs), then the benchmarks with their limits and
+# peers. Prints tables and writes the results to *.json.
 #     run.sh [--data=tinyshakespeare.txt] [OPTION...]   options of sm90_attention.py's bench, such as quick
-# With --data also nanoGPT's GPU setting is trained.
+# With --data it also trains nanoGPT's GPU setting.
 cd "$(dirname "$0")" || exit 1
 data=
 [[ ${1-} != --data=* ]] || { data=$(cd "$OLDPWD" && realpath "${1#--data=}"); shift; }
@@ -18,7 +18,7 @@ if ((gpus > 1)); then
   run ./multi_gpu_train_test.sh ./train "$gpus"
   run ./watchdog_gpu_test.sh ./stuck_train ./launcher.sh "$gpus"
   run ./nccl_benchmark
-  strategies=burst,ring; ((32 % gpus)) || strategies+=,ulysses,tp,tp+sp  # which share the heads
+  strategies=burst,ring; ((32 % gpus)) || strategies+=,ulysses,tp,tp+sp  # these divide the 32 heads
   for mask in full causal; do
     run ./scaling --heads=32 --head_dim=128 --mask=$mask --ranks="$gpus" --strategies=$strategies \
       --seqlens=$((8192 * gpus)),$((16384 * gpus)) --out=scaling_$mask

@@ -1,10 +1,10 @@
 #!/bin/bash
-# sanitize.sh [memcheck|racecheck ...] [--seconds=N] [--minutes=M]: compute-sanitizer over the GPU
-# tests of this folder, by default with both tools. The tests of several ranks, NCCL among them,
-# have all GPUs. In parallel with them, up to four tests at a time share each GPU (the tools need
-# the processor most). A test is cut off after N seconds (default 60), and after M minutes (default
-# 10) the remaining tests are left out; both are counted.
-# The last line counts. Exit code 1 if a tool found something or a test failed.
+# sanitize.sh [memcheck|racecheck ...] [--seconds=N] [--minutes=M]: runs compute-sanitizer over the GPU
+# tests of this folder, by default with both tools. Tests of several ranks, also with NCCL, use all
+# GPUs. In parallel with them, up to four tests at a time share each GPU (the tools need mostly the
+# processor). A test is cut off after N seconds (default 60), and after M minutes (default 10) the
+# remaining tests are left out. The last line counts all of these. The exit code is 1 if a tool found
+# something or a test failed.
 cd "$(dirname "$0")" || exit 1
 tools=() seconds=60 minutes=10
 for argument; do
@@ -21,7 +21,7 @@ sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/
 gpus=$(nvidia-smi --list-gpus | wc -l)
 ((gpus > 0)) || { echo "sanitize.sh: no GPU" >&2; exit 2; }
 
-# Tools (m, r or both), program, filter: every kernel, at the smallest sizes that reach it.
+# Columns: tools (m, r or both), program, filter. They reach every kernel at the smallest sizes.
 rows=$(cat <<'END'
 mr tensor_copy_cuda_test *
 mr ops_cuda_test *-*Statistics*:*SameBits*:*Independent*:*DeathTest*
@@ -51,7 +51,7 @@ m cuda_train_test *Resume*
 m trainer_cuda_test *Recomputation*
 END
 )
-# The tests of several ranks; the longest ones come last.
+# The tests of several ranks. The longest ones come last.
 all_gpus=$(cat <<'END'
 mr communicator_cuda_test All/SharedGpus*:Nccl.Checks
 mr attention_op_cuda_test *
@@ -65,7 +65,7 @@ END
 
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
-# run NUMBER TOOL PROGRAM FILTER: what it prints is in $results/NUMBER.log, one line in .row.
+# run NUMBER TOOL PROGRAM FILTER: writes the output to $results/NUMBER.log, and one line to NUMBER.row.
 run() {
   local log=$results/$1.log start=$SECONDS code=0 word=ok options=() tool_options=()
   local limit=$((minutes * 60 - SECONDS))
@@ -75,13 +75,13 @@ run() {
     return
   fi
   [[ $3 != communicator_cuda_test ]] || options=(--ranks="$gpus")
-  # NCCL asks the driver for kernels that it may not have, and goes on without.
+  # NCCL asks the driver for kernels that may be missing, and goes on without them.
   [[ $2 != memcheck ]] || tool_options=(--report-api-errors no)
   timeout --kill-after=10 "$limit" "$sanitizer" --tool "$2" "${tool_options[@]}" --error-exitcode 97 \
     "./$3" --gtest_brief=1 "--gtest_filter=$4" "${options[@]}" >"$log" 2>&1 || code=$?
-  # Cut off in peace only if nothing was found so far.
+  # A test that was cut off passes only if nothing was found so far.
   case $code in
-    0) grep -qE '\] [1-9][0-9]* tests? from' "$log" || word=FAILED ;;  # a filter that fits nothing
+    0) grep -qE '\] [1-9][0-9]* tests? from' "$log" || word=FAILED ;;  # the filter matched no test
     124 | 137) word='cut off'; ! grep -qE '=========.*(Invalid|hazard|Error:)' "$log" || word=FAILED ;;
     *) word=FAILED ;;
   esac

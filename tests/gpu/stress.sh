@@ -1,9 +1,8 @@
 #!/bin/bash
-# stress.sh TEST [RUNS] [JOBS] [FIRST]: runs random_training_cuda_test in fresh processes, RUNS
+# stress.sh TEST [RUNS] [JOBS] [FIRST]: runs random_training_cuda_test in fresh processes: RUNS
 # configurations in all (default 300), JOBS processes at a time on the same GPUs (default 3). Each
-# process takes one configuration, so that every GPU and every library is used for the first time
-# again and again. A process that takes more than two minutes counts as hung. The last line has the
-# counts.
+# process takes one configuration, so the first use of every GPU and library is tested again and again.
+# A process that takes more than two minutes counts as hung. The last line has the counts.
 set -u
 test=$(realpath "$1") runs=${2:-300} jobs=${3:-3} first=${4:-0}
 out=$(mktemp -d); trap 'rm -rf "$out"' EXIT

@@ -3,10 +3,9 @@
 #
 # Trains on two hosts of two ranks each. The link between the hosts goes down, at any time and at
 # every place of a run (//tests/faults:pausing_train stands still there). The hosts are network
-# namespaces with a name, an address and an /etc/hosts of their own, joined by a bridge. On each,
-# the host's own name is 127.0.1.1, as Debian sets it up. Everything lives in namespaces of this
-# script and ends with it. The test is skipped, with a message, where the system does not permit
-# namespaces.
+# namespaces, joined by a bridge, with their own names, addresses and /etc/hosts. On each host its own
+# name is 127.0.1.1, as in Debian. All namespaces end with this script. Where the system does not permit
+# namespaces, the test is skipped with a message.
 set -u
 fail() { echo "FAILED: $*"; exit 1; }
 
@@ -42,7 +41,7 @@ add_host() {  # NAME ADDRESS OTHER ITS_ADDRESS
 add_host alpha 10.77.0.1 beta 10.77.0.2
 add_host beta 10.77.0.2 alpha 10.77.0.1
 
-# on HOST COMMAND...: runs it there.
+# on HOST COMMAND...: runs the command on a host.
 on() {
   local host=$1; shift
   ip netns exec "$host" unshare --mount --uts bash -c \
@@ -56,7 +55,7 @@ common=(--data="$work/text.txt" --batch=2 --seqlen=67 --lr=3e-3 --sample=0 --thr
   '--model={"family":"llama","layers":2,"width":32,"heads":4,"kv_heads":2,"ffn":64}')
 arguments=("${common[@]}" --eval_every=0 --checkpoint_every=0)
 
-# start_ranks HOST FIRST OPTIONS...: two ranks, from FIRST on, as torchrun starts them.
+# start_ranks HOST FIRST OPTIONS...: starts the ranks FIRST and FIRST + 1 as torchrun does.
 start_ranks() {
   local host=$1 first=$2 rank; shift 2
   for rank in $first $((first + 1)); do
@@ -66,7 +65,7 @@ start_ranks() {
     pids[rank]=$!
   done
 }
-# end_ranks CODE: every rank ends with the code.
+# end_ranks CODE: waits for all ranks; each must end with the code.
 end_ranks() {
   local rank code
   for rank in 0 1 2 3; do
@@ -156,14 +155,14 @@ for rank in 0 1 2 3; do
 done
 ip link set to_beta up
 
-# ---- At every place of a run. What is saved there; which rank stands still. While rank 0 writes the
-# checkpoint of step 12 the steps go on, to the save after step 16.
+# ---- The link goes down at every place of a run. Columns: the place, the step saved there, the rank that
+# stands still. While rank 0 writes the checkpoint of step 12, the steps go on to the save after step 16.
 places=("data 0 1" "start 0 4" "forward 6 3" "backward 6 3" "evaluation 8 3" "save 8 1" "write 12 3" "exit 24 1")
 saved=(0 0 4 4 4 4 12 24)
 pausing=(2 2 2 2 2 2 0 2)
 at_places=("${common[@]}" --steps=24 --eval_every=8 --eval_batches=4 --checkpoint_every=4)
 
-# start_job NAME PAUSING_RANK PLACE OPTIONS...: four ranks of a run. NAME.pause is there while one stands
+# start_job NAME PAUSING_RANK PLACE OPTIONS...: starts four ranks of a run. NAME.pause exists while one stands
 # still.
 start_job() {
   local name=$1 pausing=$2 place=$3 rank host pause; shift 3
@@ -178,20 +177,20 @@ start_job() {
   port=$((port + 20))
 }
 declare -A jobs
-start_jobs() {  # NAME: one for every place
+start_jobs() {  # NAME: starts a job for every place
   local i j
   for i in "${!places[@]}"; do
     start_job "$1$i" "${pausing[i]}" "${places[i]}"
     for ((j = 0; j < 600; ++j)); do [[ -e $1$i.pause ]] && break; sleep 0.1; done
     [[ -e $1$i.pause ]] || { tail -n 5 "$1$i".err.*; fail "$1$i does not come to ${places[i]}"; }
-    # It may be at its exit while rank 0 still makes sure that the last step can be saved.
+    # The pausing rank may be at its exit while rank 0 still checks that the last step can be saved.
     for ((j = 0; j < 600 && saved[i] == 24; ++j)); do
       grep -aq '"step":"24"' "$1$i/checkpoint.safetensors" && break; sleep 0.1
     done
   done
 }
 show() { tail -n 5 "$1".out.* "$1".err.*; fail "$1 (${places[${1//[a-z]/}]}): $2"; }
-end_job() {  # NAME CODES RANK...: each ends with one of the codes
+end_job() {  # NAME CODES RANK...: each rank must end with one of the codes
   local name=$1 codes=$2 rank code; shift 2
   for rank in "$@"; do
     code=0; wait "${jobs[$name.$rank]}" || code=$?
@@ -199,7 +198,7 @@ end_job() {  # NAME CODES RANK...: each ends with one of the codes
   done
 }
 rows() { sed -E 's/"(tokens_per_second|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
-tensors() {  # of a checkpoint: what follows its header
+tensors() {  # prints the tensors of a checkpoint, which follow its header
   local file=$1/checkpoint.safetensors
   tail -c +$(($(od -An -tu8 -N8 "$file") + 9)) "$file"
 }
@@ -230,7 +229,7 @@ start_job never -1 "" --patience=5
 for name in gone{0..7}; do kill -9 $(cat "$name".pid.[23]) 2>/dev/null; done
 rm cut*.pause gone*.pause 2>/dev/null
 for i in "${!places[@]}"; do
-  codes=1; [[ ${places[i]} != exit* ]] || codes="0 1"  # all was done
+  codes=1; [[ ${places[i]} != exit* ]] || codes="0 1"  # the run was complete
   end_job "cut$i" "$codes" 0 1 2 3
   end_job "gone$i" "$codes" 0 1
 done

@@ -1,7 +1,7 @@
 #!/bin/bash
-# multi_gpu_train_test.sh TRAIN [RANKS]: trains with one GPU and with RANKS of them (default 2) as
-# threads, as processes, as a ring, data parallel and on a mesh, and compares the losses. Then it
-# kills a rank in the middle of a run, looks at what the others do, and resumes from the checkpoint.
+# multi_gpu_train_test.sh TRAIN [RANKS]: trains with one GPU and with RANKS GPUs (default 2) as threads,
+# as processes, as a ring, data parallel and on a mesh, and compares the losses. Then it kills a rank in
+# the middle of a run, checks what the others do, and resumes from the checkpoint.
 set -u
 train=$(realpath "$1") ranks=${2:-2} victim=$((${2:-2} / 2)) port=24567
 out=$(mktemp -d); trap 'rm -rf "$out"' EXIT
@@ -17,7 +17,7 @@ run() {  # NAME ARGUMENT...
   timeout 100 "$train" "${common[@]}" --out="$out/$name" "$@" >"$name.log" 2>&1 ||
     { cat "$name.log"; fail "$name"; }
 }
-# Starts the ranks as processes, by the variables that torchrun would set.
+# Starts the ranks as processes, with the variables that torchrun sets.
 start() {  # NAME ARGUMENT...
   local name=$1 rank; shift; pids=()
   for ((rank = 0; rank < ranks; ++rank)); do
@@ -27,7 +27,7 @@ start() {  # NAME ARGUMENT...
   done
   port=$((port + 20))
 }
-# Losses of the two runs agree to a relative tolerance.
+# Checks that the losses of two runs agree to a relative tolerance.
 compare() {  # RUN EXPECTED TOLERANCE
   paste <(losses "$1") <(losses "$2") | awk -v run="$1" -v tolerance="$3" '
     { split($1, a, ":"); split($2, b, ":"); d = a[2] / b[2] - 1; if (d < 0) d = -d; if (d > worst) worst = d }
@@ -35,7 +35,7 @@ compare() {  # RUN EXPECTED TOLERANCE
           exit !(NR == 22 && worst <= tolerance) }' || fail "$1 and $2 differ by more than $3"
 }
 
-# fp32 sums in another order: rounding of 2^-24 grows over 20 steps of AdamW. bf16: see the README.
+# In fp32 sums come in another order, and roundings of 2^-24 grow over 20 steps of AdamW.
 for precision in fp32 bf16; do
   tolerance=1e-4; [[ $precision == bf16 ]] && tolerance=5e-3
   run one.$precision --precision=$precision --ranks=1
@@ -60,7 +60,7 @@ for precision in fp32 bf16; do
     run mesh.$precision --precision=$precision --dp=2 --sp=2
     compare mesh.$precision one.$precision $tolerance
   fi
-  # The model spread over the ranks, which must divide its heads; one KV head on several of them.
+  # The ranks share the model and must divide its heads. Several ranks have the same KV head.
   heads='"width":256,"layers":2,"heads":8'
   model="{\"family\":\"llama\",$heads,\"kv_heads\":2,\"ffn\":512}"
   [[ $precision == bf16 ]] && model="{\"family\":\"gpt2\",$heads,\"dropout\":0.1}"

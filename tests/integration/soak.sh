@@ -1,10 +1,9 @@
 #!/bin/bash
 # soak.sh TRAIN [STEPS] [OPTION...]: trains a small model for STEPS steps (default 20000) with
 # evaluations and checkpoints, in two runs of which the second resumes the first. Ten times a second
-# it samples what the process holds: memory, file handles, threads. Each of them must be flat after
-# the first fifth of a run; memory may vary by 2 % and 8 MiB, as allocators do. Prints a table, with
-# the median step time of each run's second and last tenth. OPTION: of //train, such as
-# --device=cuda.
+# it samples the process's memory, file handles and threads. Each must be flat after the first fifth of
+# a run; memory may vary by 2 % and 8 MiB, because allocators do. Prints a table, with the median step
+# time of each run's second and last tenth. OPTION is an option of //train, such as --device=cuda.
 set -u
 train=$(realpath "$1") steps=${2:-20000}; shift; shift
 out=$(mktemp -d); trap 'rm -rf "$out"' EXIT
@@ -28,7 +27,7 @@ run() {
     sleep 0.1
   done
   wait $pid || { tail -n 5 "$name.log"; fail "$name ended with $?"; return; }
-  # What is held after the first fifth, and at the end.
+  # Compares the samples after the first fifth with those at the end.
   awk -v name="$name" '
     { memory[NR] = $1; handles[NR] = $2; threads[NR] = $3 }
     function median(a, from, to,   i, j, t, b, n) {

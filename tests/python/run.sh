@@ -1,6 +1,6 @@
 #!/bin/bash
-# run.sh TEST.py: a test of the Python package with Debian's Python, whose package python3-torch
-# third_party/install.sh installs; $BURST_PYTHON is another Python, with another torch.
+# run.sh TEST.py: runs a test of the Python package with Debian's Python and its python3-torch, which
+# third_party/install.sh installs. $BURST_PYTHON names another Python, with another torch.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The wheel, installed by pip into a new virtual environment, runs the example over two ranks. Torch
-# comes from the Python around it.
+# Installs the wheel with pip into a new virtual environment, and runs the example over two ranks. Torch
+# comes from the Python outside.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -25,7 +25,7 @@ import sys
 assert burst.__file__.startswith(sys.prefix), burst.__file__
 assert os.path.exists(os.path.join(os.path.dirname(burst.__file__), "py.typed"))
 print("burst", burst.__version__)'
-# What torchrun sets: that of torch 1.13 does not work with Python 3.11.
+# These are torchrun's variables. torch 1.13's torchrun does not work with Python 3.11.
 export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
 MASTER_PORT=$("$work/bin/python" -c '
 import socket

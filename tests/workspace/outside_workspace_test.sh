@@ -1,6 +1,6 @@
 #!/bin/bash
-# Another Bazel workspace depends on //burst:attention: builds it, offline, and runs it. The inner
-# Bazel has an output base of its own and ends with the test.
+# Builds another Bazel workspace that depends on //burst:attention, offline, and runs its program. The
+# inner Bazel has its own output base and ends with the test.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -13,7 +13,7 @@ cp "$here/outside/attend.cc" "$here/outside/WORKSPACE" "$outside"
 cp "$here/outside/BUILD.outside" "$outside/BUILD"
 sed -i "s|path = \"burst\"|path = \"$repository\"|" "$outside/WORKSPACE"
 
-# Without CUDA: its kernels take minutes to compile, and this is about the workspace.
+# CUDA is off: its kernels take minutes to compile, and the test is about the workspace.
 cd "$outside"
 output=$(bazel --batch --nohome_rc --output_user_root="$TEST_TMPDIR/bazel" \
   run --cxxopt=-std=c++17 --repo_env=BURST_CUDA=0 --spawn_strategy=standalone //:attend)
