@@ -1,4 +1,4 @@
-"""What Burst needs from outside, for its own WORKSPACE and for those that depend on it:
+"""The libraries that Burst needs, for its own WORKSPACE and for workspaces that depend on it:
 
     local_repository(name = "burst", path = "...")
     load("@burst//third_party:repositories.bzl", "burst_repositories")
@@ -26,7 +26,7 @@ _DEBIAN = {
 def burst_repositories():
     """Declares the repositories, except those that the workspace has declared already."""
 
-    # What Bazel itself wants to load, from files that are already here: no network.
+    # Repositories that Bazel itself loads, made from local files without the network.
     if not native.existing_rule("rules_cc"):
         offline_repositories()
 
@@ -38,7 +38,7 @@ def burst_repositories():
                 path = path,
             )
 
-    # Found on the machine, or stood in for.
+    # Libraries that are found on the machine, or replaced by empty stand-ins.
     if not native.existing_rule("cuda"):
         cuda_configure(name = "cuda")
     if not native.existing_rule("mpi"):
