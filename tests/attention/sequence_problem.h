@@ -26,7 +26,7 @@ namespace burst {
 inline constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
                                       Layout::kBalanced};
 
-// Rows `positions` of a global [batch, seqlen, ...] tensor, and the other way round.
+// Returns the rows `positions` of a global [batch, seqlen, ...] tensor. PutRows does the reverse.
 inline Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {
   Shape shape = global.shape();
   shape[1] = static_cast<int64_t>(positions.size());
@@ -64,7 +64,7 @@ inline void PutColumns(const Tensor& on_device, const std::vector<int32_t>& posi
   }
 }
 
-// Ranks as threads; on GPUs they share those there are.
+// Runs ranks as threads. On GPUs they share all GPUs of the machine.
 inline absl::Status RunTestRanks(int world_size,
                                  const std::function<absl::Status(Communicator&)>& body) {
   return RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
@@ -74,7 +74,7 @@ inline absl::Status RunTestRanks(int world_size,
   });
 }
 
-// On the host; the ranks take their part to the device and bring back their results.
+// Inputs on the host. Ranks take their part to the device and bring back their results.
 struct Inputs {
   Tensor q, k, v, dout, dlse;
 };
@@ -90,7 +90,7 @@ inline Inputs RandomInputs(int64_t batch, int64_t seqlen, int64_t heads, int64_t
           random({batch, seqlen, heads, head_dim}, 3, 1), random({batch, heads, seqlen}, 4, 1)};
 }
 
-// What the ranks put their parts in; NaN where none has.
+// Returns results of NaN, in which the ranks put their parts.
 inline AttentionResults EmptyResults(const Inputs& inputs) {
   const AttentionResults results = {Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.dlse),
                                     Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.k),
@@ -101,7 +101,7 @@ inline AttentionResults EmptyResults(const Inputs& inputs) {
   return results;
 }
 
-// Forward and backward of one rank, which writes its part of the results, in their dtype.
+// Computes forward and backward of one rank, which writes its part of the results in their dtype.
 inline absl::Status AttendOnRank(SequenceParallelAttention& attention,
                                  const AttentionSchedule& schedule, const Inputs& inputs,
                                  const AttentionResults& results) {
@@ -131,7 +131,7 @@ inline AttentionResults Reference(const Inputs& inputs, const IntervalMask& mask
                         [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, b, i, j); });
 }
 
-// Documents of mixed lengths, some of one token, some over rank boundaries.
+// Returns documents of mixed lengths, some of one token, some over rank boundaries.
 inline DocumentStarts MixedDocuments(int64_t seqlen) {
   std::vector<int32_t> starts;
   for (int64_t start = 0, i = 0; start < seqlen; ++i) {

@@ -11,7 +11,7 @@
 
 namespace burst {
 
-// The memory to move, and where the transports differ.
+// Says which memory to move, and where the transports differ.
 struct CheckOptions {
   DeviceType device = DeviceType::kCpu;
   bool fixed_order = true;     // AllReduceSum accumulates in the order of the base class
@@ -28,7 +28,7 @@ inline void PrintTo(const CommunicatorCheck& check, std::ostream* out) { *out <<
 
 const std::vector<CommunicatorCheck>& CommunicatorChecks();
 
-// A digest of the bits of AllReduceSum's results for fixed inputs, to compare transports.
+// Returns a digest of the bits of AllReduceSum's results for fixed inputs, to compare transports.
 absl::StatusOr<uint64_t> AllReduceDigest(Communicator& communicator);
 
 }  // namespace burst

@@ -1,5 +1,5 @@
-// The part of communicator_checks.h that is about messages between two ranks, and the messages that
-// the other checks use.
+// The checks of messages between two ranks, for communicator_checks.h, and the messages that other
+// checks use.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace burst {
 
 using Bytes = std::vector<unsigned char>;
 
-// Content that tells messages apart: every (source, destination, number) has its own.
+// Returns a message whose content is different for every (source, destination, number).
 Bytes Message(int64_t size, int source, int destination, int number);
 
-// Bytes on a device, to be sent or received.
+// Holds bytes on a device, to be sent or received.
 class MessageBuffer {
  public:
   MessageBuffer(int64_t size, DeviceType device)
@@ -45,26 +45,27 @@ class MessageBuffer {
   const int64_t size_;
 };
 
-// The neighbors of a rank in the ring of all ranks.
+// Return the neighbors of a rank in the ring of all ranks.
 inline int Next(const Communicator& comm) { return (comm.rank() + 1) % comm.world_size(); }
 inline int Previous(const Communicator& comm) {
   return (comm.rank() + comm.world_size() - 1) % comm.world_size();
 }
 
-// A block goes around the whole ring, double-buffered: after h transfers a rank has the block of
-// rank - h.
+// Checks that a block goes around the whole ring, double-buffered: after h transfers a rank has the
+// block of rank - h.
 absl::Status CheckRing(Communicator& comm, const CheckOptions& options);
 absl::Status CheckOrdering(Communicator& comm, const CheckOptions& options);
-// A receive that cannot complete yet on one channel delays no other channel, and messages arrive
-// whichever channel their receiver waits on.
+// Checks that a receive that cannot complete yet on one channel does not delay other channels.
+// Messages arrive whichever channel their receiver waits on.
 absl::Status CheckChannels(Communicator& comm, const CheckOptions& options);
 absl::Status CheckUnevenSizes(Communicator& comm, const CheckOptions& options);
 absl::Status CheckLargeMessages(Communicator& comm, const CheckOptions& options);
-// Some pairs exchange nothing: their messages are dropped on both sides.
+// Checks messages of no bytes: both sides drop them.
 absl::Status CheckZeroBytes(Communicator& comm, const CheckOptions& options);
 absl::Status CheckSelfSend(Communicator& comm, const CheckOptions& options);
-// Random traffic by a plan that every rank knows. Any number of messages of any size go between any
-// pair on any channel, several steps in flight. On a GPU some messages are host memory.
+// Checks random traffic by a plan that every rank knows. Any number of messages of any size go
+// between any pair on any channel, with several steps in flight. On a GPU some messages are in host
+// memory.
 absl::Status CheckRandomTraffic(Communicator& comm, const CheckOptions& options);
 
 }  // namespace burst

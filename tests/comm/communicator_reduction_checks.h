@@ -1,4 +1,4 @@
-// The part of communicator_checks.h that is about reductions.
+// The checks of reductions, for communicator_checks.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace burst {
 
-// The n numbers that a rank contributes. T: float or double.
+// Returns the n numbers that a rank contributes. T is float or double.
 template <typename T>
 Tensor SumInputs(int rank, int64_t n, DeviceType device);
 
@@ -21,7 +21,7 @@ template <typename T>
 void CheckSum(const Tensor& sum, int ranks, bool fixed_order, int64_t stride = 1);
 
 absl::Status CheckAllReduce(Communicator& comm, const CheckOptions& options);
-// Segments of more than one piece, the last one short.
+// Checks sums whose segments have more than one piece, the last one short.
 absl::Status CheckAllReduceInPieces(Communicator& comm, const CheckOptions& options);
 
 }  // namespace burst

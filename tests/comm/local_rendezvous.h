@@ -1,4 +1,4 @@
-// A rendezvous on this machine, for tests.
+// Makes a rendezvous on this machine, for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,14 +17,14 @@ namespace burst {
 
 inline constexpr char kToken[] = "the token of this test";
 
-// On a port that was free.
+// Listens on a free port.
 inline Socket ListenSomewhere() {
   absl::StatusOr<Socket> listener = Listen("127.0.0.1", 0);
   EXPECT_TRUE(listener.ok()) << listener.status();
   return *std::move(listener);
 }
 
-// A folder for sockets, of the test case's own; FreshTestFolder has made it.
+// Returns a folder for sockets of one test case, which FreshTestFolder has made.
 inline SocketFolder FolderAt(const std::string& path) {
   EXPECT_EQ(chmod(path.c_str(), 0700), 0);
   absl::StatusOr<SocketFolder> folder = SocketFolder::Open(path);

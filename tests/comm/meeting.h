@@ -1,4 +1,4 @@
-// Rendezvous of ranks that are threads of a test.
+// Makes ranks that are threads of a test meet at a rendezvous.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// For tests whose ranks are processes: every rank runs every test; rank 0 prints the report, the
-// others print their failures, and a failure anywhere fails the run.
+// Runs tests whose ranks are processes. Every rank runs every test. Rank 0 prints the report, the
+// other ranks print their failures, and a failure on any rank fails the run.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@ namespace burst {
 
 inline Communicator* world = nullptr;
 
-// A rank that cannot continue ends the run. A failure on another rank fails rank 0 too, so that its
-// report is complete.
+// Runs a check. A rank that cannot continue ends the run. A failure on another rank also fails rank
+// 0, so its report is complete.
 inline void RunOnAllRanks(const CommunicatorCheck& check, const CheckOptions& options) {
   const absl::Status status = check.run(*world, options);
   if (!status.ok()) world->Abort(status);
@@ -25,7 +25,7 @@ inline void RunOnAllRanks(const CommunicatorCheck& check, const CheckOptions& op
   }
 }
 
-// Prints failures alone, with the rank they happened on.
+// Prints only failures, with their rank.
 class FailurePrinter : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;

@@ -1,5 +1,5 @@
-// A process between two ranks that hands on what they say: from a port that a rank calls to the one
-// on which another listens. For tests, which see and change what passes.
+// A relay between two ranks: from a port that one rank calls to the port on which the other
+// listens. Tests see and change the bytes that pass.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ class Relay {
   // is the number of bytes handed on before in that direction.
   using Change = std::function<void(bool from_caller, int64_t before, std::string* bytes)>;
 
-  // Takes one call on `listener`, and calls host:port for it.
+  // Accepts one call on `listener`, and calls host:port for it.
   Relay(Socket listener, std::string host, int port, Change change = nullptr)
       : listener_(std::move(listener)),
         host_(std::move(host)),

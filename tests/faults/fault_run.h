@@ -1,5 +1,5 @@
-// Functions that the fault tests share: a run of //train that is disturbed, the same run
-// undisturbed, and the comparison of both to the bit.
+// Functions that the fault tests share. They run //train disturbed and undisturbed, and compare
+// both runs to the bit.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ inline Arguments Plus(Arguments all, const Arguments& more) {
   return all;
 }
 
-// In milliseconds.
+// Returns the time in milliseconds.
 inline int64_t NowMs() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
@@ -42,7 +42,7 @@ inline void SleepMs(int64_t ms) { std::this_thread::sleep_for(std::chrono::milli
 
 class FaultTest : public testing::Test {
  protected:
-  static constexpr int64_t kEndsWithinMs = 60000;  // every process, whatever happened
+  static constexpr int64_t kEndsWithinMs = 60000;  // every process ends within this time
 
   void SetUp() override {
     folder_ = FreshTestFolder();
@@ -64,7 +64,7 @@ class FaultTest : public testing::Test {
 
   Result Run(const Arguments& more) const { return Subprocess(Command(more), {folder_}).Wait(); }
 
-  // The result of a process that must end soon.
+  // Returns the result of a process, which must end soon.
   static Result EndOf(Subprocess& process) {
     const int64_t end = NowMs() + kEndsWithinMs;
     while (!process.Ended() && NowMs() < end) SleepMs(2);
@@ -79,7 +79,7 @@ class FaultTest : public testing::Test {
     return absl::StrContains(result.out, text) || absl::StrContains(result.err, text);
   }
 
-  // Rows of a run's metrics without the times.
+  // Returns the rows of a run's metrics without the times.
   std::vector<nlohmann::json> Rows(const std::string& run) const {
     std::vector<nlohmann::json> rows;
     std::istringstream lines(ReadAll(Path(run) + "/metrics.jsonl"));
@@ -97,19 +97,19 @@ class FaultTest : public testing::Test {
     while (Rows(run).size() < rows && !process.Ended()) SleepMs(1);
   }
 
-  // Whether that step is the run's last, and has been evaluated.
+  // Returns whether `step` is the run's last step and has been evaluated.
   bool HasEvaluated(const std::string& run, size_t step) const {
     const auto rows = Rows(run);
     return rows.size() == step && rows.back().contains("val_loss");
   }
 
-  // Makes the run that nothing happens to, in the folder "straight".
+  // Makes the undisturbed run in the folder "straight".
   void MakeStraight(const Arguments& more) const {
     const Result result = Run(Plus(more, {"--out=straight"}));
     ASSERT_EQ(result.exit_code, 0) << result.err;
   }
 
-  // Continues the run, or begins it where it left nothing to continue from, and compares it.
+  // Continues the run, or begins it if it left no checkpoint, and compares it.
   void ExpectContinues(const std::string& run, const Arguments& more) const {
     Arguments arguments = Plus(more, {"--out=" + run});
     if (HasCheckpoint(run)) arguments.push_back("--resume");
@@ -126,7 +126,7 @@ class FaultTest : public testing::Test {
     return std::filesystem::exists(Path(run) + "/checkpoint.safetensors");
   }
 
-  // A safetensors file's header; null for other files.
+  // Returns a safetensors file's header, or null for other files.
   static nlohmann::json Header(const std::string& file) {
     uint64_t header = 0;
     if (file.size() < sizeof(header)) return nullptr;
@@ -136,7 +136,7 @@ class FaultTest : public testing::Test {
                                  /*exceptions=*/false);
   }
 
-  // The step that the newest checkpoint is of; 0 without one.
+  // Returns the newest checkpoint's step; 0 without a checkpoint.
   int64_t SavedStep(const std::string& run) const {
     if (!HasCheckpoint(run)) return 0;
     const auto json = Header(ReadAll(Path(run) + "/checkpoint.safetensors"));
@@ -147,8 +147,8 @@ class FaultTest : public testing::Test {
     return step;
   }
 
-  // What the checkpoint, or each file of the set that it names, holds behind its header: weights
-  // and optimizer.
+  // Returns the bytes after the header of the checkpoint, or of each file of its set: weights and
+  // optimizer.
   std::string Weights(const std::string& run) const {
     const std::string file = ReadAll(Path(run) + "/checkpoint.safetensors");
     const auto header = Header(file);

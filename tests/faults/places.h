@@ -11,14 +11,16 @@
 
 namespace burst {
 
-// Rank 0 writes a checkpoint while the next steps run, and comes no further than to the next save.
+// A place, and the checkpoints of a run that stands still there. Rank 0 writes a checkpoint while
+// the next steps run, at most until the next save.
 struct Place {
   const char* at;    // as in pausing_train.cc
   int64_t saved;     // the step whose checkpoint is there
   int64_t finished;  // the step whose checkpoint is there after the run was asked to stop; 0: none
   bool of_rank0 = false;
-  // Every rank writes its part of a checkpoint, which is complete when all have agreed that theirs
-  // is written: at the latest in the next save. Until then the one before is the newest.
+  // Whether every rank writes its part of a checkpoint. It is complete when all ranks have agreed
+  // that their part is written, at the latest in the next save. Until then the previous one is the
+  // newest.
   bool set = false;
 };
 
@@ -36,7 +38,7 @@ inline bool IsIn(const Place& place, const char* phase) {
 
 inline bool IsBeforeTheSteps(const Place& place) { return place.saved + place.finished == 0; }
 
-// The name of a case's run.
+// Returns the name of a case's run.
 inline std::string NameOf(const Place& place, int victim) {
   return absl::StrCat(absl::StrReplaceAll(place.at, {{" ", "_"}}), ".", victim);
 }

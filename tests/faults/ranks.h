@@ -19,8 +19,8 @@ namespace burst {
 
 class Ranks {
  public:
-  // `command`: FaultTest::Command's, of which the options count: without a --device=cuda the ranks
-  // are on CPUs. `name`: of the run, for its files.
+  // `command` is from FaultTest::Command; only its options count. Without --device=cuda the ranks
+  // are on CPUs. `name` is the run's, for its files.
   Ranks(std::string folder, std::string name, int size, Arguments command)
       : folder_(std::move(folder)),
         name_(std::move(name)),
@@ -35,7 +35,7 @@ class Ranks {
 
   int size() const { return size_; }
 
-  // A process, which need not be the only one that says it is this rank.
+  // Starts a process that says it is this rank. Several may say so.
   std::unique_ptr<Subprocess> Process(int rank, const Arguments& environment = {},
                                       const Arguments& options = {}) {
     const Arguments start = {"env", absl::StrCat("RANK=", rank), absl::StrCat("LOCAL_RANK=", rank),
@@ -49,14 +49,14 @@ class Ranks {
                                         Subprocess::Options{folder_, /*mpi=*/false, file});
   }
 
-  // All ranks; `rank` stands still at the place. Returns once it does.
+  // Starts all ranks, of which `rank` stands still at the place. Returns once it does.
   void StartAndPause(int rank, const std::string& at) {
     Start(rank, {"PAUSE_AT=" + at, "PAUSE_FILE=" + PauseFile()});
     while (!IsPaused() && !processes_[rank]->Ended()) SleepMs(1);
     EXPECT_TRUE(IsPaused()) << "never comes to " << at << "\n" << processes_[rank]->Wait().err;
   }
 
-  // All ranks, one of them with additions to its environment.
+  // Starts all ranks. One of them has additions to its environment.
   void Start(int special = 0, const Arguments& environment = {}) {
     for (int rank = 0; rank < size_; ++rank) {
       processes_.push_back(Process(rank, rank == special ? environment : Arguments()));
@@ -70,7 +70,7 @@ class Ranks {
   std::string PauseFile() const { return folder_ + "/" + name_ + ".pause"; }
   bool IsPaused() const { return access(PauseFile().c_str(), F_OK) == 0; }
 
-  // The first of those that a rendezvous tries.
+  // Returns the first of the ports that a rendezvous tries.
   static int NextPort() {
     static int port = 20000 + getpid() % 600 * 16;
     return port += 16;

@@ -1,5 +1,5 @@
-// Files for targets that read files: in memory where the system has such a folder, because some are
-// flushed to the disk.
+// Writes files for targets that read files. They are in memory where the system has such a folder,
+// because some targets flush them to the disk.
 #pragma once
 
 #include <unistd.h>
@@ -46,8 +46,8 @@ class FuzzFolder {
   std::string path_;
 };
 
-// The content of a safetensors file. Bytes are taken as they are. If they start with '{', they are
-// a header up to the first newline and the data after it, so that the header's length is right.
+// Returns the content of a safetensors file. Bytes are taken as they are. If they start with '{',
+// they are a header up to the first newline and the data after it, so the header's length is right.
 inline std::string SafetensorsContent(const uint8_t* data, size_t size) {
   const std::string bytes(reinterpret_cast<const char*>(data), size);
   if (size == 0 || bytes[0] != '{') return bytes;

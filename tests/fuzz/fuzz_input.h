@@ -1,5 +1,5 @@
-// Reads numbers and text out of the bytes of a fuzzer. When they are used up it gives the smallest
-// value, so that every input means something.
+// Reads numbers and text from a fuzzer's bytes. After the last byte it returns the smallest value,
+// so every input is valid.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class FuzzInput {
 
   bool empty() const { return size_ == 0; }
 
-  // least <= value <= most, from as many bytes as the range has.
+  // Returns a value from `least` to `most`, read from as many bytes as the range has.
   int64_t Integer(int64_t least, int64_t most) {
     const uint64_t range = static_cast<uint64_t>(most) - static_cast<uint64_t>(least);
     uint64_t value = 0;
@@ -31,7 +31,7 @@ class FuzzInput {
     return values[Integer(0, static_cast<int64_t>(n) - 1)];
   }
 
-  // At most `most` bytes.
+  // Returns at most `most` bytes.
   std::string Text(int64_t most) {
     const int64_t wanted = Integer(0, most);
     const size_t n = std::min(static_cast<size_t>(wanted), size_);
@@ -39,7 +39,7 @@ class FuzzInput {
     data_ += n, size_ -= n;
     return text;
   }
-  // Up to the separator, which is dropped, or all that is left.
+  // Returns the bytes up to the separator, which is dropped, or all remaining bytes.
   std::string TextUntil(char separator) {
     const absl::string_view all(reinterpret_cast<const char*>(data_), size_);
     const size_t end = std::min(all.find(separator), size_);

@@ -1,7 +1,7 @@
 // A fuzz target is one function that takes any bytes. Its file NAME_fuzz.cc is linked twice:
 //
 //   NAME_replay_test  with replay_test.cc: a GoogleTest that feeds it corpus/NAME and mutations of
-//                     it; any compiler
+//                     the corpus, with any compiler
 //   NAME_fuzz         with libfuzzer.cc: libFuzzer, by --config=fuzz (clang, asan, ubsan)
 #pragma once
 

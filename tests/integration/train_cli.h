@@ -1,5 +1,5 @@
-// Functions that the tests of //train and //train:generate as programs share: a run folder, and
-// commands there.
+// Functions that the tests of //train and //train:generate as programs share. They make a run
+// folder and run commands there.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ namespace burst {
 inline constexpr char kTinyModel[] =
     R"({"family":"llama","layers":2,"width":16,"heads":2,"kv_heads":1,"ffn":32})";
 
-// A checkpoint's header and its data.
+// Returns a checkpoint's header and its data.
 std::pair<nlohmann::json, std::string> SplitCheckpoint(const std::string& content) {
   uint64_t length = 0;
   std::memcpy(&length, content.data(), sizeof(length));
@@ -87,7 +87,7 @@ class TrainCli : public testing::Test {
     return ReadAll(Path(run) + "/checkpoint.safetensors");
   }
 
-  // Names in the folder of a run that begin and end so, sorted.
+  // Returns the names in a run's folder with this begin and end, sorted.
   std::vector<std::string> Names(const std::string& run, const std::string& begin,
                                  const std::string& end) const {
     std::vector<std::string> names;
@@ -109,7 +109,7 @@ class TrainCli : public testing::Test {
     EXPECT_TRUE(Weights(a) == Weights(b));
   }
 
-  // What a checkpoint, or each file of the set that it names, holds behind its header.
+  // Returns the bytes after the header of a checkpoint, or of each file of its set.
   std::string Weights(const std::string& run) const {
     const auto [header, data] = SplitCheckpoint(Checkpoint(run));
     if (!header["__metadata__"].contains("set")) return data;

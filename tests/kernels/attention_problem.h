@@ -1,4 +1,4 @@
-// What the attention kernels are tested on: masks, inputs, and memory full of NaN.
+// Masks, inputs, and memory full of NaN, on which the attention kernels are tested.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace burst {
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// ---- Masks: the ranges that the kernels take, and the same said in another way.
+// ---- Masks: the ranges that the kernels take, and their definition.
 
 enum class MaskKind { kFull, kCausal, kWindow, kDocuments, kGap, kRandom, kBlocks };
 
@@ -33,7 +33,7 @@ inline std::ostream& operator<<(std::ostream& out, MaskKind kind) {
   return out << kNames[static_cast<int>(kind)];
 }
 
-// Masks of one interval, and all.
+// The masks of one interval, and all masks.
 inline const auto kIntervalMasks =
     testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kDocuments,
                     MaskKind::kGap, MaskKind::kRandom);
@@ -41,7 +41,7 @@ inline const auto kAllMasks =
     testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kDocuments,
                     MaskKind::kGap, MaskKind::kRandom, MaskKind::kBlocks);
 
-// "Full", the name of a test with that parameter.
+// Returns the name of a test with that parameter, such as "Full".
 inline std::string NameOf(const testing::TestParamInfo<MaskKind>& info) {
   std::ostringstream name;
   name << info.param;
@@ -53,12 +53,13 @@ struct TestMask {
   int64_t batch_stride = 0;
   std::function<bool(int64_t b, int64_t i, int64_t j)> visible;
   mutable Tensor on_device[2];  // begin and end, copied there by the first call of ranges()
-  // Or lists of blocks: key_begin, key_list, query_begin, query_list, place_list of KeyBlocks.
+  // Lists of blocks in place of ranges: key_begin, key_list, query_begin, query_list and place_list
+  // of KeyBlocks.
   std::vector<int32_t> lists[5];
   int64_t list_strides[2] = {0, 0};
   mutable Tensor lists_on_device[5];
 
-  // Valid as long as the object.
+  // Returns the ranges, which are valid as long as this object.
   KeyRanges ranges() const {
     if (begin.empty()) return {};
     if (on_device[0].null()) {
@@ -69,7 +70,7 @@ struct TestMask {
     return {static_cast<const int32_t*>(on_device[0].raw_data()),
             static_cast<const int32_t*>(on_device[1].raw_data()), batch_stride};
   }
-  // The blocks of the mask, for kernels that take lists.
+  // Returns the blocks of the mask, for kernels that take lists.
   KeyBlocks blocks() const {
     if (lists[0].empty()) return {};
     const int32_t* data[5];
@@ -83,7 +84,8 @@ struct TestMask {
     return {data[0], data[1], data[2], data[3], data[4], list_strides[0], list_strides[1]};
   }
 
-  // The blocks of queries that see blocks of keys, of kListBlock; rows: 1 or batch.
+  // Sets which blocks of queries see which blocks of keys, of kListBlock tokens. rows is 1 or
+  // batch.
   void SetBlocks(int64_t rows, int64_t q_len, int64_t k_len,
                  const std::function<bool(int64_t b, int64_t i, int64_t j)>& shown) {
     const auto blocks = [](int64_t n) { return (n + kListBlock - 1) / kListBlock; };
@@ -122,7 +124,7 @@ inline uint32_t RandomBelow(int64_t n, uint64_t stream, uint64_t index) {
   return Philox(/*key=*/7, stream, index)[0] % static_cast<uint32_t>(n);
 }
 
-// Causal masks align the last query with the last key.
+// Makes a mask. Causal masks align the last query with the last key.
 inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_len) {
   constexpr int64_t kWindow = 40;
   const int64_t shift = k_len - q_len;
@@ -146,7 +148,7 @@ inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_
       };
       break;
     case MaskKind::kDocuments: {
-      // Causal within documents of about 50 tokens, other ones in every batch row.
+      // The mask is causal within documents of about 50 tokens, which differ between batch rows.
       const int64_t tokens = std::max(q_len, k_len);
       std::vector<int> document(batch * tokens);  // [batch, tokens]
       for (int64_t b = 0; b < batch; ++b) {
@@ -166,7 +168,7 @@ inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_
       };
       break;
     }
-    case MaskKind::kGap:  // nobody sees the keys in the middle
+    case MaskKind::kGap:  // queries do not see the keys in the middle
       for (int64_t i = 0; i < q_len; ++i) i < q_len / 2 ? add(0, 3) : add(k_len - 3, k_len);
       mask.visible = [=](int64_t, int64_t i, int64_t j) {
         return i < q_len / 2 ? j < 3 : j >= k_len - 3;
@@ -185,7 +187,7 @@ inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_
         return begin[b * q_len + i] <= j && j < end[b * q_len + i];
       };
       break;
-    case MaskKind::kBlocks:  // a third of them, others in every batch row
+    case MaskKind::kBlocks:  // a third of the blocks, which differ between batch rows
       mask.SetBlocks(batch, q_len, k_len, [](int64_t b, int64_t i, int64_t j) {
         return RandomBelow(3, 30 + b, 1000 * i + j) == 0;
       });
@@ -233,15 +235,15 @@ struct Problem {
   double softmax_scale;
 };
 
-// What the kernels assign is full of NaN before.
+// Returns a tensor full of NaN, which the kernels must assign.
 inline Tensor Poisoned(const Tensor& like) {
   const Tensor tensor = Tensor::EmptyLike(like);
   tensor.Fill(kNaN);
   return tensor;
 }
 
-// ---- The calls of a problem's attention, and what they fill. Gradients of 16 bits are assigned,
-// others are added to zeros.
+// ---- The calls of a problem's attention, and the tensors that they fill. Gradients of 16 bits are
+// assigned, others are added to zeros.
 
 inline AttentionResults UnfilledResults(const Problem& problem) {
   const auto gradient = Is16Bit(problem.q.dtype()) ? Poisoned : Tensor::ZerosLike;
@@ -293,8 +295,8 @@ inline AttentionResults RunAttention(const Problem& problem,
   return result;
 }
 
-// The tolerance of max |error| / max |reference|, for sums in float32 or float64 and scores of
-// ordinary size.
+// Returns the tolerance of max |error| / max |reference|, for sums in float32 or float64 and scores
+// of ordinary size.
 inline double Tolerance(DType dtype) { return dtype == DType::kFloat64 ? 1e-13 : 1e-5; }
 
 // The keys [begin, end) of a problem, as a step of a ring sees them: a part of K, V and their
@@ -315,7 +317,7 @@ class KeyBlock {
     shape_.visible = mask_.ranges();
   }
 
-  // Valid as long as the object.
+  // Returns the shape, which is valid as long as this object.
   const FlashAttentionShape& shape() const { return shape_; }
   // The block's part of a tensor [batch, k_len, kv_heads, head_dim].
   AttentionOperand Of(const Tensor& keys) const { return Operand(keys.Slice(1, begin_, length_)); }
@@ -326,8 +328,8 @@ class KeyBlock {
   TestMask mask_;
 };
 
-// A backward in several calls, as in a ring: each has a part of the mask for some KV heads and
-// their query heads, and these begin and end in different calls. Between the parts and beyond them
+// A backward in several calls, as in a ring. Each call has a part of the mask for some KV heads and
+// their query heads. The heads begin and end in different calls. Between the parts and beyond them
 // there are queries that see nothing.
 class BackwardInParts {
  public:
@@ -354,8 +356,8 @@ class BackwardInParts {
     };
   }
 
-  // dk_out and dv_out: null, or what the last call for a KV head assigns (last_dkv); the sums are
-  // poisoned before.
+  // Runs the calls. The last call for a KV head assigns dk_out and dv_out (last_dkv), which may be
+  // null. The sums are poisoned before.
   void Run(const AttentionResults& sums, const Tensor& lse, const Tensor& delta,
            const Tensor& dk_out, const Tensor& dv_out, bool deterministic,
            const std::function<void(const FlashBackwardParams&)>& backward) const {
@@ -363,7 +365,7 @@ class BackwardInParts {
     const int64_t half = kv_heads / 2;
     struct Call {
       int part;
-      HeadRange heads, first, last;  // KV heads; of the two others counted from the first of heads
+      HeadRange heads, first, last;  // KV heads; `first` and `last` count from the first of `heads`
     };
     for (const Call& call :
          {Call{0, {0, half}, {0, half}, {}}, Call{1, {0, kv_heads}, {half, kv_heads}, {0, half}},

@@ -1,5 +1,5 @@
-// Compares kernels for bfloat16 and float16 with a naive computation that rounds everything, on the
-// very same problem. The kernels keep sums and scores in float32 and round only P, dS and the
+// Compares kernels for bfloat16 and float16 with a naive computation of the same problem that
+// rounds everything. The kernels keep sums and scores in float32 and round only P, dS and the
 // results. So the root mean square of an error may exceed the naive one by at most one rounding, u
 // / sqrt(3). (U is 2^-9 in bfloat16, 2^-12 in float16.) With few rows the naive computation may be
 // lucky. The largest error is a single draw of either. It may be twice the naive one and a rounding
@@ -32,9 +32,9 @@ inline double LargestOf(const Tensor& x) {
   return largest;
 }
 
-// draws: the number of independent draws that the error is made of. With few, the naive
-// computation's root mean square may be small by luck; then ours may be twice as large, like the
-// largest error. `more`: what an element may be off in addition.
+// Compares one result. `draws` is the number of independent draws in the error. With few draws the
+// naive computation's root mean square may be small by luck; then ours may be twice as large, like
+// the largest error. `more` is the additional error that an element may have.
 inline void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& naive,
                           const Tensor& expected, int64_t draws = 1000, double more = 0) {
   if (expected.numel() == 0) return;
@@ -57,13 +57,13 @@ inline void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& 
 //    naive           results in the inputs' dtype
 //    lse_tolerance   the tolerance of products and sums in float32
 //    rows            the number of rows whose delta differs; 0: all
-//    more_of_dq      what an element of dq may be off in addition; more_of_dk: of dk
+//    more_of_dq      the additional error that an element of dq may have; more_of_dk: of dk
 inline void ExpectNoWorse(const AttentionResults& result, const AttentionResults& naive,
                           const AttentionResults& expected, double lse_tolerance = 1e-5,
                           int64_t rows = 0, double more_of_dq = 0, double more_of_dk = 0) {
   EXPECT_LE(RelativeError(result.lse, expected.lse), lse_tolerance) << "lse";
   ExpectNoWorse("out", result.out, naive.out, expected.out);
-  // The error of dq and dk contains that of delta, one number for every row of a head.
+  // The errors of dq and dk contain the error of delta, one number for every row of a head.
   if (rows == 0) rows = expected.lse.numel();
   ExpectNoWorse("dq", result.dq, naive.dq, expected.dq, rows, more_of_dq);
   ExpectNoWorse("dk", result.dk, naive.dk, expected.dk, rows, more_of_dk);

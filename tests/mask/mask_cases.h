@@ -1,4 +1,4 @@
-// Masks for tests, clipped to sequences of any length, and what lists of blocks show.
+// Masks for tests, clipped to sequences of any length, and the keys that lists of blocks show.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,13 +18,13 @@ namespace burst {
 struct MaskCase {
   const char* name;
   IntervalMask mask;       // documents and spans are clipped to the sequence
-  MaskSlices slices = {};  // clipped likewise; in place of `mask`
+  MaskSlices slices = {};  // in place of `mask`; slices are clipped, too
 };
 
 inline constexpr SliceKind kKinds[] = {SliceKind::kFull, SliceKind::kCausal,
                                        SliceKind::kInverseCausal, SliceKind::kBand};
 
-// Slices of any place and size, which overlap, in rows of their own.
+// Returns overlapping slices of any place and size, with a list for each row.
 inline MaskSlices RandomSlices(unsigned seed) {
   std::mt19937 random(seed);
   const auto below = [&](int n) { return static_cast<int32_t>(random() % n); };
@@ -95,14 +95,14 @@ inline MaskSlices Clip(const MaskSlices& slices, int64_t seqlen) {
   return clipped;
 }
 
-// The case's mask of a sequence.
+// Returns the case's mask of a sequence.
 inline Mask MaskOf(const MaskCase& c, int64_t seqlen) {
   if (!c.slices.empty()) return Mask::Slices(Clip(c.slices, seqlen));
   return MaskOf(
       {c.mask.causal, c.mask.window, Clip(c.mask.documents, seqlen), Clip(c.mask.spans, seqlen)});
 }
 
-// The definition, in global positions.
+// Returns whether a query sees a key by the definition, in global positions.
 inline bool Visible(const MaskCase& c, int64_t seqlen, int64_t row, int64_t q, int64_t k) {
   if (!c.slices.empty()) return Visible(Clip(c.slices, seqlen), row, q, k);
   return Visible(IntervalMask{c.mask.causal, c.mask.window, Clip(c.mask.documents, seqlen),
@@ -110,8 +110,8 @@ inline bool Visible(const MaskCase& c, int64_t seqlen, int64_t row, int64_t q, i
                  row, q, k);
 }
 
-// Adds what lists of blocks show to seen[row, query, key]. The lists of queries say the same as
-// those of keys, and so do the parts of intervals for kernels that take no lists.
+// Adds the keys that lists of blocks show to seen[row, query, key]. The lists of queries, the lists
+// of keys, and the intervals for kernels without lists must agree.
 inline void AddBlocks(const VisibleBlocks& blocks, int64_t rows, int64_t q_len, int64_t k_len,
                       std::vector<int>* seen) {
   if (blocks.none()) {

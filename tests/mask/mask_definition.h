@@ -1,4 +1,4 @@
-// Masks by their definition, pair by pair.
+// Defines masks pair by pair.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@ inline Mask MaskOf(const IntervalMask& mask) {
       .WithSpans(mask.spans);
 }
 
-// The row's list, or the only one; null: there are none.
+// Returns the row's list, or the only list; null if there are none.
 template <typename List>
 const List* RowOf(const std::vector<List>& rows, int64_t row) {
   return rows.empty() ? nullptr : &rows[rows.size() == 1 ? 0 : row];
 }
 
-// Whether a query sees a key, by the positions of both in their sequences.
+// Returns whether a query sees a key, by the positions of both in their sequences.
 inline bool Visible(const IntervalMask& mask, int64_t row, int64_t q, int64_t k) {
   if (const auto* const spans = RowOf(mask.spans, row); spans != nullptr) {
     for (const Span& span : *spans) {

@@ -1,4 +1,4 @@
-// The logits of whole models, and whether they are equal.
+// Compares the logits of whole models.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,8 +24,8 @@ inline Values Logits(const Transformer& model, const Text& text, int64_t window 
   return logits.value().ToVector<double>();
 }
 
-// Both compute in double: sums of at most 20 terms through a dozen operations in a row, and logits
-// of order 10.
+// The tolerance of two computations in double: sums of at most 20 terms through a dozen operations
+// in a row, and logits of order 10.
 inline constexpr double kDoubleTolerance = 1e-12;
 
 inline void ExpectClose(const Values& actual, const Values& expected, double tolerance) {

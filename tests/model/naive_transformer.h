@@ -15,7 +15,8 @@
 
 namespace burst {
 
-// One token at a time, plain loops, no code of the library but the parameters' names and numbers.
+// Computes one token at a time in plain loops. It uses only the parameters' names and numbers from
+// the library.
 class NaiveTransformer {
   using Values = std::vector<double>;
 

@@ -32,8 +32,8 @@ inline ModelConfig SmallLlama(bool tied) {
   return config;
 }
 
-// As of a Qwen3 and a Qwen2 at once: heads that are wider than their share of the width, biases and
-// normalization of queries and keys, scaled RoPE.
+// Returns a model with the features of Qwen3 and Qwen2 together: heads that are wider than their
+// share of the width, biases and normalization of queries and keys, scaled RoPE.
 inline ModelConfig SmallQwen(bool tied = false) {
   ModelConfig config = SmallLlama(tied);
   config.head_dim = 6;
@@ -61,8 +61,8 @@ inline ModelConfig SmallGpt2(double dropout = 0) {
   return config;
 }
 
-// The models whose attention has a softcap and drops weights, two of them with sinks. Scores are of
-// order 1.
+// Returns the models whose attention has a softcap and drops weights, two of them with sinks.
+// Scores are of order 1.
 inline std::vector<ModelConfig> ModelsOfChangedScores() {
   std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
   for (ModelConfig& config : models) {
@@ -73,14 +73,15 @@ inline std::vector<ModelConfig> ModelsOfChangedScores() {
   return models;
 }
 
-// The models whose attention has sinks; their logits are of order 1 (MakeModel).
+// Returns the models whose attention has sinks. Their sinks' logits are of order 1 (MakeModel).
 inline std::vector<ModelConfig> ModelsWithSinks() {
   std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
   for (ModelConfig& config : models) config.attention_sinks = true;
   return models;
 }
 
-// Initial values are too close to zero (and biases exactly there) to tell errors from rounding.
+// Makes a model with large values. Initial values are too close to zero (and biases are zero) to
+// tell errors from rounding.
 inline std::unique_ptr<Transformer> MakeModel(const ModelConfig& config,
                                               DType dtype = DType::kFloat64) {
   auto model = Transformer::Create(config, dtype, /*seed=*/3, kTestDevice);
@@ -90,7 +91,7 @@ inline std::unique_ptr<Transformer> MakeModel(const ModelConfig& config,
   return *std::move(model);
 }
 
-// A whole batch, before it is cut for the ranks of a ring.
+// Holds a whole batch, before it is cut for the ranks of a ring.
 struct Text {
   int64_t batch = 2;
   int64_t length = 9;
@@ -117,7 +118,7 @@ inline Text RandomText(int64_t vocab, bool packed, int64_t length = 9) {
   return text;
 }
 
-// The part of the text that lies at `positions` of the sequence.
+// Returns the part of the text at `positions` of the sequence.
 inline SequenceBatch Cut(const Text& text, std::shared_ptr<const AttentionSchedule> schedule) {
   const std::vector<int32_t>& positions = schedule->shard().local_positions();
   const int64_t length = static_cast<int64_t>(positions.size());
@@ -131,7 +132,7 @@ inline SequenceBatch Cut(const Text& text, std::shared_ptr<const AttentionSchedu
   return {cut(text.tokens), cut(text.positions), cut(text.targets), std::move(schedule)};
 }
 
-// The options of a model's attention.
+// Returns the options of a model's attention.
 inline ScoreOptions ScoresOf(const ModelConfig& config) {
   return {config.attention_softcap, {}, config.attention_dropout};
 }

@@ -1,5 +1,5 @@
-// Naive attention in double precision: what every attention test compares with. Shares nothing with
-// the kernels: no tiles, no online softmax, the scores of a whole row at once.
+// Computes naive attention in double precision, with which every attention test compares. It shares
+// nothing with the kernels: no tiles, no online softmax, the scores of a whole row at once.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace burst {
 // The changes of scores and weights (burst/kernels/scores.h), written in another way.
 struct NaiveScores {
   double softcap = 0;
-  // Added to the score of query i and key j of head h, and what multiplies its weight.
+  // The number added to the score of query i and key j of head h, and the factor of its weight.
   std::function<double(int64_t h, int64_t i, int64_t j)> bias = nullptr;
   std::function<double(int64_t b, int64_t h, int64_t i, int64_t j)> weight = nullptr;
   // The logit of each head's sink: a key whose value is zero, which every query sees. Empty: no
@@ -24,7 +24,7 @@ struct NaiveScores {
   // becomes the sum of the gradient's terms by absolute value: dlse, and products of dout and out.
   std::vector<double>* dsinks = nullptr;
   std::vector<double>* dsinks_terms = nullptr;
-  // If not null: becomes, of every batch row and head, the largest score.
+  // If not null, it becomes the largest score of every batch row and head.
   std::vector<double>* max_logits = nullptr;
 };
 
@@ -50,7 +50,7 @@ AttentionResults NaiveAttention(const Tensor& q, const Tensor& k, const Tensor& 
                                 const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible,
                                 DType dtype = DType::kFloat64, const NaiveScores& scores = {});
 
-// scale * standard normal, drawn by Philox from (seed, stream, element).
+// Returns scale * standard normal numbers, drawn by Philox from (seed, stream, element).
 Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t seed, uint64_t stream,
                     double scale = 1);
 

@@ -1,4 +1,4 @@
-// Gradients of the real ops, in double precision, against finite differences.
+// Compares gradients of the real ops in double precision with finite differences.
 //
 // f'(x) = (8 (f(x + h) - f(x - h)) - (f(x + 2h) - f(x - 2h))) / 12h + O(h^4 f'''''): for values and
 // derivatives of order 1, h = 1e-3 leaves 3e-14 of truncation and eps |f| / h = 2e-13 of rounding
@@ -24,7 +24,7 @@ namespace burst {
 
 inline constexpr double kGradientTolerance = 1e-8;
 
-// Standard normals (times scale) on the CPU, a function of the seed.
+// Returns standard normals (times scale) on the CPU, which depend on the seed.
 inline Tensor RandomTensor(const Shape& shape, uint64_t seed, double scale = 1,
                            DType dtype = DType::kFloat64) {
   Tensor tensor = Tensor::Empty(shape, DType::kFloat64);
@@ -35,7 +35,7 @@ inline Tensor RandomTensor(const Shape& shape, uint64_t seed, double scale = 1,
   return dtype == DType::kFloat64 ? tensor : tensor.To(dtype);
 }
 
-// A leaf on the test's device, with a gradient buffer of its own, of zeros.
+// Makes a leaf on the test's device, with its own gradient buffer of zeros.
 inline Variable Leaf(const Tensor& value) {
   const Tensor on_device = value.To(kTestDevice);
   return Variable(on_device, Tensor::ZerosLike(on_device));

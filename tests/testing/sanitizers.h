@@ -1,7 +1,7 @@
 // Tells tests whether they run under a sanitizer. Under the thread sanitizer everything takes ten
-// times as long: sweeps whose cases differ in sizes alone take fewer of them there, and say so. The
-// address sanitizer holds memory back that was freed. Work that only has to last some time is
-// divided by kSlowdown.
+// times as long, so sweeps whose cases differ only in size take fewer cases, and say so. The
+// address sanitizer holds freed memory back. Work that must only last some time is divided by
+// kSlowdown.
 #pragma once
 
 #include <cstdio>
@@ -25,7 +25,7 @@ inline constexpr bool kAddressSanitizer = false;
 // The factor by which a test takes longer, about.
 inline constexpr int kSlowdown = kThreadSanitizer ? 10 : kAddressSanitizer ? 4 : 1;
 
-// All cases; under the thread sanitizer the first `few`.
+// Returns all cases; under the thread sanitizer the first `few`.
 template <typename T>
 std::vector<T> CasesOrFew(std::initializer_list<T> cases, size_t few) {
   if (!kThreadSanitizer) return cases;

@@ -24,12 +24,12 @@ inline std::string ReadAll(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A program among the test's data: "train/train".
+// Returns the path of a program among the test's data, such as "train/train".
 inline std::string ProgramPath(const std::string& path) {
   return std::string(std::getenv("TEST_SRCDIR")) + "/" + std::getenv("TEST_WORKSPACE") + "/" + path;
 }
 
-// An empty folder, named after the test case.
+// Makes an empty folder, named after the test case.
 inline std::string FreshTestFolder() {
   namespace fs = std::filesystem;
   const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
@@ -42,7 +42,7 @@ inline std::string FreshTestFolder() {
 }
 
 struct Result {
-  int exit_code = -1;  // -1: ended by a signal
+  int exit_code = -1;  // -1: a signal ended the program
   int signal = 0;
   std::string out, err;
 };
@@ -50,9 +50,10 @@ struct Result {
 class Subprocess {
  public:
   struct Options {
-    std::string folder;     // working directory, and where the output is kept
-    bool mpi = false;       // the program uses Open MPI
-    std::string name = "";  // of one of several in the folder: ends the names of its output's files
+    std::string folder;  // the working directory, which also gets the output
+    bool mpi = false;    // the program uses Open MPI
+    std::string name =
+        "";  // ends the names of the output files, if the folder has several programs
   };
 
   Subprocess(const std::vector<std::string>& command, const Options& options) : options_(options) {
@@ -63,7 +64,7 @@ class Subprocess {
     Redirect(STDERR_FILENO, options.folder + "/stderr" + options.name);
     signal(SIGXFSZ, SIG_IGN);  // see LimitFiles
     if (options.mpi) {
-      // As root too, as in a container; with sockets in a path that is short enough.
+      // Open MPI must run as root, too, as in a container. Its sockets need a short path.
       setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
       setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
       setenv("TMPDIR", "/tmp", 1);
@@ -85,24 +86,24 @@ class Subprocess {
   }
 
   pid_t pid() const { return pid_; }
-  // Nothing once it has ended: kill(0, ...) would be for this process.
+  // Sends a signal, but not after the program has ended: kill(0, ...) would signal this process.
   void Signal(int number) const {
     if (pid_ > 0) kill(pid_, number);
   }
 
-  // From now on a write beyond `bytes` of a file fails, as on a full disk.
+  // Makes writes beyond `bytes` of a file fail from now on, as on a full disk.
   void LimitFiles(int64_t bytes) const {
     const rlimit limit = {static_cast<rlim_t>(bytes), RLIM_INFINITY};
     if (pid_ > 0) prlimit(pid_, RLIMIT_FSIZE, &limit, nullptr);
   }
 
-  // Whether the program has ended; Wait tells how.
+  // Returns whether the program has ended. Wait tells how.
   bool Ended() {
     if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
     return pid_ == 0;
   }
 
-  // Stops the program; true once it stands still, false if it has ended.
+  // Stops the program. Returns true once it stands still, false if it has ended.
   bool Stop() {
     if (pid_ <= 0) return false;
     kill(pid_, SIGSTOP);

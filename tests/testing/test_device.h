@@ -1,5 +1,5 @@
-// The device that a test runs on. device_test (tests/defs.bzl) compiles one source twice: for the
-// CPU, and with BURST_TEST_CUDA for a GPU.
+// Names the device on which a test runs. device_test (tests/defs.bzl) compiles one source twice:
+// for the CPU, and with BURST_TEST_CUDA for a GPU.
 #pragma once
 
 #include "burst/device/device.h"

@@ -1,4 +1,4 @@
-// A trainer's configuration from a command line, and files for one.
+// Makes a trainer's configuration from a command line, and files for one.
 #pragma once
 
 #include <gtest/gtest.h>

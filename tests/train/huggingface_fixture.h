@@ -30,7 +30,7 @@ inline void SetContent(const std::filesystem::path& path, const std::string& con
   std::ofstream(path, std::ios::binary) << content;
 }
 
-// fixtures.py: numbers. From -1 to 1, each a multiple of 2^-15.
+// Returns a number from -1 to 1, a multiple of 2^-15, like `numbers` of fixtures.py.
 inline float Number(uint64_t tensor, uint64_t i) {
   uint64_t h = i + tensor * 1000003;
   const auto mix = [&](int shift, uint64_t factor) {
@@ -43,7 +43,7 @@ inline float Number(uint64_t tensor, uint64_t i) {
   return static_cast<float>(static_cast<double>(h >> 16) / 32768 - 1);
 }
 
-// A directory before it is written.
+// Holds a directory before it is written.
 struct FakeDirectory {
   struct TensorBytes {
     std::string dtype;
@@ -116,7 +116,7 @@ struct FakeDirectory {
     WriteTensors(folder + "/model.safetensors", tensors);
   }
 
-  // In `files` files with an index, the tensors dealt out one by one.
+  // Writes `files` files with an index. Tensors are dealt to them in turns.
   void WriteFiles(const std::string& folder, int files) const {
     WriteConfig(folder);
     std::vector<std::map<std::string, TensorBytes>> parts(files);
@@ -142,7 +142,7 @@ class HuggingFaceTest : public testing::Test {
         testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
-    // In the archive of GPU tests it lies next to the program.
+    // In the archive of GPU tests the file lies next to the program.
     const std::string path = "tests/train/testdata/huggingface.json";
     fixtures_ =
         nlohmann::json::parse(Content(std::filesystem::exists(path) ? path : "huggingface.json"));

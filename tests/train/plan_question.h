@@ -1,4 +1,4 @@
-// Questions to the planner, for its tests.
+// Asks the planner, for its tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,12 +17,12 @@
 namespace burst {
 
 inline constexpr double kGiB = double{1 << 30};
-// A small Llama whose tokens nobody needs to read.
+// A small Llama, whose text does not matter.
 inline constexpr char kSmall[] =
     "--model={\"family\":\"llama\",\"layers\":4,\"width\":256,\"heads\":4,\"kv_heads\":2,"
     "\"ffn\":1024,\"vocab\":512,\"dropout\":0}";
 
-// A model whose state is large compared with what a step on few tokens needs.
+// A model whose state is large compared with the activations of a step on few tokens.
 inline constexpr char kWide[] =
     "--model={\"family\":\"llama\",\"layers\":4,\"width\":1024,\"heads\":8,\"kv_heads\":2,"
     "\"ffn\":4096,\"vocab\":512,\"dropout\":0}";
@@ -32,7 +32,7 @@ struct Question {
   GpuModel gpu;
 };
 
-// The question that the options of //train:plan ask.
+// Returns the question that options of //train:plan ask.
 inline absl::StatusOr<Question> Ask(const std::vector<std::string>& arguments) {
   PlanOptions options;
   OptionTable table = PlanOptionTable(&options);
@@ -50,7 +50,7 @@ inline absl::StatusOr<Question> Ask(const std::vector<std::string>& arguments) {
   return question;
 }
 
-// The plan of one step, for GPUs in nodes of eight.
+// Returns the plan of one step, for GPUs in nodes of eight.
 inline StepPlan PlanFor(const std::vector<std::string>& arguments) {
   const absl::StatusOr<Question> question = Ask(arguments);
   EXPECT_TRUE(question.ok()) << question.status();

@@ -11,7 +11,7 @@
 
 namespace burst {
 
-// "tiny", "tiny_gpt2", "expected.json".
+// Returns the path of "tiny", "tiny_gpt2" or "expected.json".
 inline std::string TokenizerFixture(const std::string& name) {
   return ProgramPath("tests/train/tokenizers/" + name);
 }

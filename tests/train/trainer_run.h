@@ -1,4 +1,4 @@
-// Trainers in a test's own process: their options, and ranks that own one each.
+// Runs trainers in a test's own process. Each rank owns one.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@
 
 namespace burst {
 
-// Tests with a folder of their own, in which is text.txt.
+// A fixture whose tests have a folder with text.txt.
 class TrainerRunTest : public testing::Test {
  protected:
   explicit TrainerRunTest(int sentences) : sentences_(sentences) {}
@@ -40,7 +40,8 @@ class TrainerRunTest : public testing::Test {
   const int sentences_;
 };
 
-// One rank, a small model, the text of FOLDER/text.txt; nothing but steps, written to FOLDER/OUT.
+// Returns the options of one rank and a small model on FOLDER/text.txt. The run takes only steps,
+// and writes to FOLDER/OUT.
 inline TrainConfig SmallTraining(const std::string& folder, const std::string& out,
                                  DeviceType device) {
   TrainConfig options;
@@ -56,8 +57,8 @@ inline TrainConfig SmallTraining(const std::string& folder, const std::string& o
   return options;
 }
 
-// Runs body(trainer, rank) on every rank; the first error. `change`: of what the options became,
-// for what they refuse on a CPU.
+// Runs body(trainer, rank) on every rank, and returns the first error. `change` may change the
+// resolved options to values that are refused on a CPU.
 inline absl::Status WithTrainers(const TrainConfig& options,
                                  const std::function<absl::Status(Trainer&, int rank)>& body,
                                  const std::function<void(ResolvedConfig*)>& change = nullptr) {

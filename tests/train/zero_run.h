@@ -1,4 +1,4 @@
-// The trainings of the tests of --zero.
+// Runs the trainings of the tests of --zero.
 #pragma once
 
 #include "tests/testing/test_device.h"

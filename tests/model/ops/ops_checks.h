@@ -1,5 +1,4 @@
-// Functions that the tests of the ops share: comparison with a naive loop, and of float with
-// double.
+// Functions that the tests of the ops share. They compare with a naive loop, and float with double.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +28,7 @@ inline Tensor Ints(const std::vector<int32_t>& values, const Shape& shape) {
   return Tensor::FromVector(values, shape, kTestDevice);
 }
 
-// |actual - expected| <= tolerance * max(1, largest |expected|), elementwise.
+// Expects |actual - expected| <= tolerance * max(1, largest |expected|) for every element.
 inline void ExpectClose(const Tensor& actual, const Values& expected, double tolerance) {
   const Values values = actual.ToVector<double>();
   ASSERT_EQ(values.size(), expected.size());
@@ -40,15 +39,15 @@ inline void ExpectClose(const Tensor& actual, const Values& expected, double tol
   }
 }
 
-// Runs an op in both precisions on the same numbers: outputs and gradients agree to `tolerance`,
-// relative to the largest element of each array.
+// Runs an op in both precisions on the same numbers. Outputs and gradients must agree to
+// `tolerance`, relative to the largest element of each array.
 inline void ExpectFloatAgrees(
     const std::vector<Tensor>& inputs,
     const std::function<Variable(Tape&, const std::vector<Variable>&)>& op, double tolerance) {
   std::vector<std::vector<Values>> results;
   for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
     std::vector<Variable> leaves;
-    // Rounded to float for both, so that only the arithmetic differs.
+    // Both get inputs that are rounded to float, so only the arithmetic differs.
     for (const Tensor& input : inputs) leaves.push_back(Leaf(input.To(DType::kFloat32).To(dtype)));
     Tape tape;
     const Variable y = op(tape, leaves);
