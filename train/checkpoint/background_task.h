@@ -1,4 +1,4 @@
-// A task on a thread of its own, one at a time: a checkpoint is written while training goes on.
+// Runs one task at a time on its own thread: a checkpoint is written while training goes on.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace burst {
 
-// Belongs to one thread, but for busy().
+// One thread uses the object; any thread may call busy().
 class BackgroundTask {
  public:
   BackgroundTask() = default;
@@ -17,15 +17,15 @@ class BackgroundTask {
   BackgroundTask(const BackgroundTask&) = delete;
   BackgroundTask& operator=(const BackgroundTask&) = delete;
 
-  // The result of the task before must have been waited for. The task runs without a pool of
-  // threads (burst/base/parallel.h), and requests to stop (burst/cli/process.h) do not interrupt
-  // it.
+  // Starts a task. The caller must have waited for the previous one's result. The task runs without
+  // a pool of threads (burst/base/parallel.h), and requests to stop (burst/cli/process.h) do not
+  // interrupt it.
   void Start(std::function<absl::Status()> task);
-  // Returns whether a task was started and its result was not waited for yet.
+  // Returns whether a task was started whose result nobody has waited for yet.
   bool started() const { return started_; }
-  // Whether a task is at work. From any thread.
+  // Returns whether a task is at work. Any thread may call it.
   bool busy() const { return busy_.load(); }
-  // Waits for the task; its result stays.
+  // Waits for the task and keeps its result.
   void Finish();
   // Waits, and returns the task's result; OK if none was started since the last call.
   absl::Status Wait();

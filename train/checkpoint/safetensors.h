@@ -37,7 +37,7 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTe
 // checksums, and against the file's length. The tensors fill the data without gap or overlap.
 class SafetensorsFile {
  public:
-  // DataLoss, naming the path, for a file that is damaged or not of this format.
+  // Opens a file. DataLoss names the path of a file that is damaged or not of this format.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
   SafetensorsFile(SafetensorsFile&& other);
   SafetensorsFile& operator=(SafetensorsFile&&) = delete;
@@ -55,8 +55,8 @@ class SafetensorsFile {
     int64_t bytes = 0;
     std::string checksum;  // empty: none
   };
-  const Entry* Find(const std::string& name) const;  // null: there is none
-  int64_t numel() const;                             // of all tensors together
+  const Entry* Find(const std::string& name) const;  // null: the file lacks it
+  int64_t numel() const;                             // the elements of all tensors together
 
   enum class Numbers { kAny, kFinite };
   // Fills the tensors (contiguous, on the CPU), several at a time on the threads of the caller's
@@ -64,8 +64,8 @@ class SafetensorsFile {
   // first that holds an infinity or not-a-number. NotFound if a tensor is missing; InvalidArgument
   // when shape or dtype differ.
   absl::Status Read(absl::Span<const NamedTensor> tensors, Numbers numbers = Numbers::kAny) const;
-  // Like Read, for tensors of float32 or float64: the file's F32, BF16, F16 and F64 are converted
-  // while they are read.
+  // Reads like Read into tensors of float32 or float64, and converts the file's F32, BF16, F16 and
+  // F64.
   absl::Status ReadConverted(absl::Span<const NamedTensor> tensors,
                              Numbers numbers = Numbers::kAny) const;
   // Checks every tensor of the file as Read does, and keeps nothing.
@@ -75,14 +75,14 @@ class SafetensorsFile {
   absl::StatusOr<uint64_t> Fingerprint() const;
 
  private:
-  // Is given a tensor's bytes, [at, at + bytes) of them at a time.
+  // Takes a tensor's bytes, [at, at + bytes) at a time.
   using Sink = std::function<void(int64_t at, const char* chunk, int64_t bytes)>;
 
   SafetensorsFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   absl::Status ReadHeader();
   absl::Status TakeHeader(const nlohmann::json& header, int64_t data_begin, int64_t file_bytes);
   absl::Status TakeChecksums();
-  // data null: nothing is kept.
+  // Reads an entry; with data = null it keeps nothing.
   absl::Status ReadEntry(const std::string& name, const Entry& entry, char* data, Numbers numbers,
                          const Sink& sink = nullptr) const;
 

@@ -14,7 +14,7 @@ namespace burst {
 
 inline constexpr char kMetadata[] = "__metadata__";
 inline constexpr char kHeaderChecksum[] = "xxh3", kTensorChecksum[] = "xxh3:";
-// In the text of a header; inside of another string its quotes would be escaped.
+// Marks the checksum in a header's text. Inside of another string its quotes would be escaped.
 inline constexpr char kHeaderChecksumText[] = "\"xxh3\":\"";
 inline constexpr char kNoDigits[] = "0000000000000000";
 
@@ -22,7 +22,7 @@ inline std::string Digits(XXH64_hash_t hash) {
   return absl::StrCat(absl::Hex(uint64_t{hash}, absl::kZeroPad16));
 }
 
-// The format's name of a dtype.
+// Returns the format's name of a dtype.
 inline const char* SafetensorsName(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:

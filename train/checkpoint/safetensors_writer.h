@@ -1,4 +1,4 @@
-// Writes a safetensors file tensor by tensor, none of which has to be in memory whole.
+// Writes a safetensors file tensor by tensor. A tensor need not be in memory as a whole.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class SafetensorsWriter {
     std::string dtype;  // the format's name: "F32", "BF16", "F16"
     Shape shape;
   };
-  // Without `checksums` the bytes are those that the library of the format's authors writes, which
+  // Creates the file. Without `checksums` its bytes equal those of the format's own library, which
   // orders tensors by dtype and name.
   static absl::StatusOr<SafetensorsWriter> Create(const std::string& path,
                                                   std::vector<Entry> entries,
@@ -29,10 +29,10 @@ class SafetensorsWriter {
   SafetensorsWriter(SafetensorsWriter&&);
   ~SafetensorsWriter();
 
-  // The next bytes of the data: the tensors in the order of the entries, in pieces of any size that
-  // do not reach beyond the tensor.
+  // Writes the next bytes of the data: the tensors in the order of the entries, in pieces of any
+  // size within a tensor.
   absl::Status Write(const void* data, int64_t bytes);
-  // All data must have been written. Only now the file has its name.
+  // Ends the file and gives it its name. All data must have been written.
   absl::Status Commit();
 
  private:

@@ -1,4 +1,4 @@
-// The options that the processes of a job must have alike, for burst/comm/agreement.h.
+// The options that must be equal in all processes of a job, for burst/comm/agreement.h.
 #pragma once
 
 #include <vector>
@@ -8,11 +8,11 @@
 
 namespace burst {
 
-// The version, and all options whose scope says so. `one_host`: all processes are on one host, so
-// that paths must agree as well.
+// Returns the version, and all options whose scope says that they must agree. `one_host` says that
+// all processes are on one host, so paths must agree, too.
 std::vector<AgreedItem> AgreedOptions(const OptionTable& options, bool one_host);
 
-// Whether the processes of this one's launcher are on one host.
+// Returns whether all processes of this process's launcher are on one host.
 bool LaunchIsOnOneHost();
 
 }  // namespace burst

@@ -1,6 +1,6 @@
-// Rules on the values of options that bounds (train_options.cc) and conflicts (conflicts.cc) cannot
-// say, such as what must divide what. Errors are InvalidArgument and name the rule, the value and
-// what to do.
+// Checks rules on options that bounds (train_options.cc) and conflicts (conflicts.cc) cannot
+// express, such as which number must divide which. Errors are InvalidArgument and name the rule,
+// the value and what to do.
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,16 +8,16 @@
 
 namespace burst {
 
-// Products of options that no machine could serve.
+// Checks that products of options are not too large for any machine.
 absl::Status CheckProducts(const TrainConfig& config);
 
-// What kernels ask of a model. After the device, the precision and the mesh are known.
+// Checks what kernels require of a model. The device, the precision and the mesh must be known.
 absl::Status CheckKernels(const ResolvedConfig& config);
 
-// How the layers and the micro-batches are divided over stages.
+// Checks how stages divide the layers and the micro-batches.
 absl::Status CheckStages(const ResolvedConfig& config);
 
-// How the heads, and with tensor parallelism the hidden channels, are divided over ranks.
+// Checks how ranks divide the heads, and with tensor parallelism the hidden channels.
 absl::Status CheckTensorParallel(const ResolvedConfig& config);
 absl::Status CheckHeads(const ResolvedConfig& config);
 

@@ -1,9 +1,10 @@
-// Everything a training run is told: one struct, one table of options, and what follows from them.
+// The configuration of a training run: one struct, one table of options, and the values that follow
+// from them.
 //
 // TrainConfig is what the user gives; ResolveConfig checks it before anything starts and makes a
-// ResolvedConfig of it, the only one of the two that the rest of the program sees. To add an
-// option: a field of PlainOptions, or of TrainConfig with what it becomes in ResolvedConfig; and a
-// row of TrainOptions (train_options.cc). What it does not go with is a row of conflicts.cc.
+// ResolvedConfig of it. The rest of the program sees only ResolvedConfig. A new option needs a
+// field of PlainOptions, or a field of TrainConfig and one of ResolvedConfig. It also needs a row
+// of TrainOptions (train_options.cc), and a row of conflicts.cc for each conflict.
 #pragma once
 
 #include <cstdint>
@@ -56,12 +57,12 @@ absl::StatusOr<Offload> ParseOffload(absl::string_view text);
 absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text);
 absl::StatusOr<Resume> ParseResume(absl::string_view text);
 
-// Options that mean what they say, before and after they are resolved (paths are absolute then). A
-// field's initial value is the option's default; config.cc says what it is for.
+// Options that have the same value before and after they are resolved (but paths become absolute).
+// A field's initial value is the option's default; train_options.cc says what it is for.
 struct PlainOptions {
   std::string data = "kjv";  // "kjv": the King James Bible that is built in
   std::string val_data;
-  std::string field = "text";  // of lines of JSON: the key of the text
+  std::string field = "text";  // the key of the text in lines of JSON
   bool packed = false;
   std::string data_cache;  // empty: .data-cache next to the run's folder
 
@@ -78,13 +79,13 @@ struct PlainOptions {
   int64_t seed = 1;
 
   Recompute recompute = Recompute::kNone;
-  int64_t recompute_segment = 1;  // layers
-  int64_t ffn_chunk = 0;          // tokens; 0: all
-  int64_t head_chunk = 0;         // KV heads; 0: all
+  int64_t recompute_segment = 1;  // in layers
+  int64_t ffn_chunk = 0;          // in tokens; 0: all
+  int64_t head_chunk = 0;         // in KV heads; 0: all
   Offload offload = Offload::kNone;
-  int64_t zero = 0;       // stage of StateSharding
-  int64_t pp = 1;         // pipeline stages
-  int64_t pp_chunks = 1;  // runs of layers of each
+  int64_t zero = 0;       // the stage of StateSharding
+  int64_t pp = 1;         // the number of pipeline stages
+  int64_t pp_chunks = 1;  // the runs of layers of each stage
   Strategy strategy = Strategy::kBurst;
   Layout layout = Layout::kZigzag;
   BackwardDirection ring_backward = BackwardDirection::kAuto;
@@ -92,8 +93,8 @@ struct PlainOptions {
   bool deterministic = true;
   bool attention_fp8 = false;
   bool exact = false;
-  int64_t exact_chunk = 0;  // tokens; 0 becomes a divisor of seqlen where `exact`
-  int64_t patience = 600;   // seconds; 0: without end
+  int64_t exact_chunk = 0;  // in tokens; with `exact` 0 becomes a divisor of seqlen
+  int64_t patience = 600;   // in seconds; 0: without end
   bool plan = true;         // a step that does not fit a GPU is refused before the first one
 
   std::string out;  // empty: runs/<model>-<number>
@@ -106,7 +107,8 @@ struct PlainOptions {
   bool tensorboard = false;
 };
 
-// The options as they are given. -1 and kAuto mean "chosen by ResolveConfig", as the help says.
+// The options as the user gives them. -1 and kAuto mean that ResolveConfig chooses, as the help
+// says.
 struct TrainConfig : PlainOptions {
   std::string tokenizer = "auto";  // "auto", "byte", "char", or the path of a tokenizer
 
@@ -131,72 +133,73 @@ struct TrainConfig : PlainOptions {
   CommChoice comm = CommChoice::kAuto;
   int64_t ulysses = -1;         // -1: as many as divide the ranks and the KV heads
   int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
-  int64_t threads = -1;         // of each rank; -1: cores / ranks
+  int64_t threads = -1;         // threads of each rank; -1: cores / ranks
 
   CheckpointFiles checkpoint_files = CheckpointFiles::kAuto;
-  Resume resume_mode = Resume::kNo;  // --resume; the field `resume` is what it means here
+  Resume resume_mode = Resume::kNo;  // --resume; the field `resume` is its meaning for this run
 
   std::string config;         // a file of options
   std::string profile_steps;  // "FIRST-LAST" or "STEP"; empty: none
   int64_t sample = -1;        // tokens at the end; -1: 256 for text, 0 for shards
 };
 
-// The one table of options, with a row for each field of `config`.
+// Returns the table of options, with a row for each field of `config`.
 OptionTable TrainOptions(TrainConfig* config);
 
-// The command line over the --config file over, with --resume, the configuration of the run in
-// --out over the defaults.
+// Reads the options. The command line wins over the --config file, the file over the configuration
+// of the run in --out (with --resume), and that over the defaults.
 absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv);
 
 std::string TrainHelp();
 
 enum class CommKind { kThreads, kTcp, kMpi, kNccl };
 
-// A checked configuration: every value is the one that is used.
+// A checked configuration, whose values are final.
 struct ResolvedConfig : PlainOptions {
-  std::optional<Tokenizer::Kind> tokenizer;  // none: that of a file, or what suits the data
+  std::optional<Tokenizer::Kind> tokenizer;  // none: a file's, or the one that suits the data
   std::string tokenizer_path;                // empty: none
   ModelConfig model;                         // dropouts are the run's; its vocab may still be 0
   std::string model_name;                    // for people: the preset, the file's name, or "custom"
-  std::optional<Pretrained> pretrained;      // whose weights a new run starts from
-  std::string lost_folder;  // of --model, where a resumed run began and which is not there any more
+  std::optional<Pretrained> pretrained;      // a new run starts from these weights
+  std::string lost_folder;  // the folder of --model from which a resumed run began, if it is gone
   int64_t window = 0;       // keys that a query sees; 0: all before it
   LrSchedule lr;
   DeviceType device = DeviceType::kCpu;
-  DType dtype = DType::kFloat32;  // of activations
+  DType dtype = DType::kFloat32;  // the dtype of activations
   bool tf32 = false;
-  bool fp8 = false;  // the layers' linear products; dtype is bfloat16 then
+  bool fp8 = false;  // linear products of layers in 8 bits; dtype is then bfloat16
   CommKind comm = CommKind::kThreads;
   int ranks = 1;
   Mesh mesh;               // of the ranks
   int ulysses = 1;         // ranks of a sequence that share heads, for kBurstUlysses
-  int ranks_per_node = 0;  // of a sequence, in a double ring; 0: a flat one
-  int threads = 1;         // of each rank
+  int ranks_per_node = 0;  // ranks of a sequence on a node of a double ring; 0: a flat ring
+  int threads = 1;         // threads of each rank
   // Whether the ranks of a tensor group divide the tokens between its GEMMs (TensorParallel). Only
   // //benchmarks:scaling says no, for Megatron-LM's first version.
   bool spreads_stream = true;
-  bool checkpoint_sets = false;   // checkpoints of a file of each rank
-  std::optional<int64_t> sample;  // tokens at the end; none: what suits the data
+  bool checkpoint_sets = false;   // each rank writes a file of a checkpoint
+  std::optional<int64_t> sample;  // tokens at the end; none: as suits the data
   int64_t profile_first = 0;      // steps that are profiled, from 1; 0: none
   int64_t profile_last = 0;
 
-  // The ranks that have the same parameters, of one stage, and divide their state with `zero`.
+  // Returns the number of a stage's ranks with equal parameters. With `zero` they divide the state.
   int state_ranks() const { return mesh.stage_size() / mesh.tensor; }
-  // The options of CreateAttention that follow from the above.
+  // Returns the options of CreateAttention that follow from this configuration.
   BurstAttentionOptions AttentionOptions() const;
   Mask AttentionMask() const { return Mask::SlidingWindow(window); }
 
-  // The options as they were given, with absolute paths.
+  // Returns the options as the user gave them, with absolute paths.
   const TrainConfig& given() const { return given_; }
 
-  // The text of config.json, for --config. A -1 stays, so that a resumed run chooses its value
-  // anew. The JSON of a model takes the place of its file's name.
+  // Returns the text of config.json, for --config. A -1 stays, so a resumed run chooses its value
+  // anew. The model's JSON takes the place of its file's name.
   std::string ToJson() const;
-  // The options that all processes of a job must have in common. `one_host`: all processes are on
-  // one host.
+  // Returns the options that must be equal in all processes of a job. `one_host` says that all
+  // processes are on one host.
   std::vector<AgreedItem> AgreedOptions(bool one_host) const;
-  // Whether the run whose config.json this is may continue so: FailedPrecondition naming the first
-  // option whose change would make another run of it. Data and model are compared elsewhere.
+  // Checks that the run of this config.json may continue with these options. FailedPrecondition
+  // names the first option whose change would make another run. Data and model are compared
+  // elsewhere.
   absl::Status CheckResume(absl::string_view config_json) const;
 
  private:
@@ -204,11 +207,11 @@ struct ResolvedConfig : PlainOptions {
   TrainConfig given_;
 };
 
-// Checks every option and every pair of them that can contradict. InvalidArgument, naming the
-// option, its value and what would be valid. Reads the model's file where one is named.
+// Checks every option, and every pair that can contradict. InvalidArgument names the option, its
+// value and valid values. Reads the model's file if one is named.
 absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Launch& launch);
 
-// The device that the option --device means; InvalidArgument for a GPU that is not there.
+// Returns the device of the option --device. InvalidArgument means that there is no GPU.
 absl::StatusOr<DeviceType> ResolveDevice(DeviceChoice choice, int gpus);
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-// The options of //train that do not go together, in one table. To add a conflict: a row.
+// The table of options of //train that do not go together. A new conflict needs a row.
 #pragma once
 
 #include <string>
@@ -13,20 +13,20 @@ namespace burst {
 
 using TrainConflict = Conflict<ResolvedConfig>;
 
-// The table.
+// Returns the table.
 absl::Span<const TrainConflict> TrainConflicts();
 
-// InvalidArgument that names both options of the first conflict. After the mesh, the device and the
-// model are known.
+// Returns InvalidArgument that names both options of the first conflict. The mesh, the device and
+// the model must be known.
 absl::Status CheckConflicts(const ResolvedConfig& config);
 
-// Whether the planner may propose `config`: it has no conflict.
+// Returns whether `config` has no conflict, so that the planner may propose it.
 bool Allowed(const ResolvedConfig& config);
 
 // Adds "Not with ..." to the help of the options of `table`.
 void AddConflictsToHelp(OptionTable* table);
 
-// The table of docs/training/options_together.md.
+// Returns the table of docs/training/options_together.md.
 std::string ConflictPage();
 
 }  // namespace burst
