@@ -1,4 +1,4 @@
-// Batches: sequences of a token stream, and the part of them that one rank sees.
+// Makes batches: sequences of a token stream, and the part of them that one rank sees.
 //
 // Nothing here has state. Sequence number s of a run is a function of (seed, s). An epoch visits
 // the sequences of the stream in a random order, without overlap, from a random phase that differs
@@ -21,27 +21,27 @@
 
 namespace burst {
 
-// Whole sequences, before they are split over ranks. All [batch, seqlen].
+// Whole sequences, before ranks divide them. All tensors are [batch, seqlen].
 struct GlobalBatch {
   int64_t batch = 0;
   int64_t seqlen = 0;
   std::vector<int32_t> tokens;
   std::vector<int32_t> positions;  // within the token's document
-  std::vector<int32_t> targets;    // the next token of the stream; -1: none is learned there
-  DocumentStarts documents;        // packed only: per row
-  int64_t num_targets = 0;         // those that are not -1
+  std::vector<int32_t> targets;    // the next token of the stream; -1: no target
+  DocumentStarts documents;        // by row; only with `packed`
+  int64_t num_targets = 0;         // the targets that are not -1
 };
 
-// InvalidArgument for a token or target that is not below `vocab`: nothing else keeps it from being
-// used as a row of a table. The files were checked when they were read, but may have changed.
+// Returns InvalidArgument for a token or target that is not below `vocab`, which would be used as a
+// row of a table. The files were checked when they were read, but may have changed.
 absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab);
 
-// A random permutation of [0, n) that is computed, not stored: element i in constant time from
-// (n, key, stream, i), so a place in the data needs no state to save and resume.
+// A random permutation of [0, n) that is computed, not stored. Element i takes constant time from
+// (n, key, stream, i), so a resumed run needs no saved state.
 //
-// A Feistel network over the smallest even number of bits that holds n, with Philox as its round
-// function. A result outside of [0, n) is sent through again until it falls inside (cycle walking),
-// four times on average at worst.
+// The permutation is a Feistel network over the smallest even number of bits that holds n, with
+// Philox as its round function. A result outside of [0, n) is sent through again until it falls
+// inside (cycle walking), four times on average at worst.
 class RandomPermutation {
  public:
   RandomPermutation(int64_t n, uint64_t key, uint64_t stream) : n_(n), key_(key), stream_(stream) {
@@ -81,24 +81,25 @@ class SequenceSampler {
   struct Options {
     int64_t seqlen = 0;
     uint64_t seed = 0;
-    // Documents end attention, and positions start again at each. No target crosses into the next
-    // document, but for the separator, which is the end of the one before.
+    // Whether documents are packed: attention ends and positions start again at each document. A
+    // target does not cross into the next document, except the separator that ends a document.
     bool packed = false;
   };
 
-  // InvalidArgument when the span is too short for a sequence: seqlen tokens and the last target.
+  // Creates a sampler. InvalidArgument means that the span is too short for a sequence: seqlen
+  // tokens and the last target.
   static absl::StatusOr<SequenceSampler> Create(const TokenSpan& span, const Options& options);
 
-  // Sequences an epoch visits.
+  // Returns the number of sequences in an epoch.
   int64_t per_epoch() const { return per_epoch_; }
 
-  // Sequences [first, first + count) of the run. The errors of Corpus::Read.
+  // Returns the sequences [first, first + count) of the run, or an error of Corpus::Read.
   absl::StatusOr<GlobalBatch> Training(int64_t first, int64_t count) const;
-  // The targets they have, without reading them.
+  // Returns the number of their targets, without reading them.
   absl::StatusOr<int64_t> TrainingTargets(int64_t first, int64_t count) const;
 
-  // For evaluation: sequences [first, first + count) of `total` spread evenly over the span; total
-  // is at most max_evaluation().
+  // Returns sequences for evaluation: [first, first + count) of `total` that are spread evenly over
+  // the span. total is at most max_evaluation().
   absl::StatusOr<GlobalBatch> Evaluation(int64_t first, int64_t count, int64_t total) const;
   int64_t max_evaluation() const { return (span_.size() - 1) / options_.seqlen; }
 
@@ -108,11 +109,10 @@ class SequenceSampler {
  private:
   SequenceSampler(const TokenSpan& span, const Options& options);
   absl::Status AddSequence(int64_t start, GlobalBatch* batch) const;
-  // The starts of a sequence's documents, and the targets that are not learned; empty if not
-  // packed.
+  // The starts of a sequence's documents, and the dropped targets; empty if not packed.
   struct Boundaries {
-    std::vector<int64_t> starts;   // in the corpus, behind the sequence's first token
-    std::vector<int64_t> dropped;  // in the corpus, of targets, up to the sequence's end
+    std::vector<int64_t> starts;   // places in the corpus, after the sequence's first token
+    std::vector<int64_t> dropped;  // places of dropped targets, up to the sequence's end
   };
   absl::StatusOr<Boundaries> BoundariesOf(int64_t start) const;
 
@@ -122,9 +122,9 @@ class SequenceSampler {
   int64_t phases_;  // an epoch's sequences start at a phase in [0, phases_)
 };
 
-// The columns of `batch` at this rank's local_positions(), in that order, on a device. Targets were
-// taken before the split, so the label of a shard's last token is right wherever the next token
-// lives.
+// Returns the columns of `batch` at this rank's local_positions(), in that order, on a device.
+// Targets were taken before the split, so the label of a shard's last token is right on whatever
+// rank the next token is.
 SequenceBatch SliceForRank(const GlobalBatch& batch,
                            std::shared_ptr<const AttentionSchedule> schedule,
                            DeviceType device = DeviceType::kCpu);

@@ -1,8 +1,8 @@
-// Documents of a single text: blocks between blank lines, which belong to the document before them;
-// blank lines before the first document belong to that.
+// Finds the documents of a single text: blocks between blank lines. Blank lines belong to the
+// document before them, or at the text's beginning to the first document.
 //
-// The text is read in pieces, by threads that do not know what came before theirs. So a piece has a
-// summary, and the state at its beginning follows from the summaries of the pieces before it.
+// Threads read the text in pieces and do not know the text before theirs. So a piece has a summary,
+// and the state at its beginning follows from the summaries of earlier pieces.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace burst {
 
 // The state after the text so far, which tells whether the next character begins a document.
 struct LineState {
-  bool line_has_content = false;  // the line that it is in
-  bool after_blank = false;       // the line before that is blank
-  bool content = false;           // there is content anywhere before
-  int64_t line_start = 0;         // the position where the line starts
+  bool line_has_content = false;  // the current line has content
+  bool after_blank = false;       // the line before it is blank
+  bool content = false;           // some earlier line has content
+  int64_t line_start = 0;         // the position where the current line starts
 
-  // The next character. Its position is `at`; positions are of characters or bytes. True: a
-  // document starts at line_start.
+  // Takes the next character, at position `at`; positions count characters or bytes. Returns true
+  // if a document starts at line_start.
   bool Next(uint32_t character, int64_t at) {
     if (character == '\n') {
       after_blank = !line_has_content;
@@ -35,10 +35,10 @@ struct LineState {
   }
 };
 
-// The state after a piece, for every state before it.
+// Gives the state after a piece for every state before it.
 class PieceLines {
  public:
-  // The next character of the piece; `at` counts from the piece's beginning.
+  // Takes the next character of the piece; `at` counts from the piece's beginning.
   void Next(uint32_t character, int64_t at) {
     if (character == '\n') {
       if (newlines_ == 0) first_has_content_ = state_.line_has_content;
@@ -47,7 +47,7 @@ class PieceLines {
     state_.Next(character, at);
   }
 
-  // The state after the piece. `position`: where in the text it begins.
+  // Returns the state after the piece, which begins at `position` of the text.
   LineState After(const LineState& before, int64_t position) const {
     LineState after = before;
     after.content |= state_.content;

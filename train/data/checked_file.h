@@ -1,11 +1,11 @@
-// A file that is written once and whose bytes are checked as they are read: a block of 64 KiB has a
-// checksum (XXH3), which is compared when the block is read first. So a file of any size is opened
-// at once, and no byte of it is believed that was damaged on the disk.
+// A file that is written once, and whose bytes are checked when they are read. A block of 64 KiB
+// has a checksum (XXH3), which is compared when the block is read first. So a file of any size
+// opens at once, and bytes that the disk damaged are found.
 //
 //   payload | a checksum for each block | description | footer (their sizes, and a checksum of the
 //   checksums, the description and the sizes)
 //
-// As the footer is the last thing in the file, a file that was cut off anywhere has none.
+// The footer is last, so a file that was cut off anywhere has no footer.
 #pragma once
 
 #include <atomic>
@@ -25,16 +25,16 @@ namespace burst {
 
 class CheckedFile {
  public:
-  // NotFound where there is none; DataLoss, saying what is wrong, for one that is not whole.
+  // Opens a file. Returns NotFound if it is missing, and DataLoss that says why it is not whole.
   static absl::StatusOr<std::unique_ptr<const CheckedFile>> Open(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
   const std::string& description() const { return description_; }
   int64_t payload_bytes() const { return payload_bytes_; }
-  uint64_t checksum() const { return checksum_; }  // of the payload and the description
+  uint64_t checksum() const { return checksum_; }  // covers the payload and the description
 
-  // Reads [offset, offset + bytes) of the payload, on any thread. DataLoss where the file does not
-  // hold what was written.
+  // Reads [offset, offset + bytes) of the payload, on any thread. DataLoss means that the file has
+  // other bytes than those written.
   absl::Status Read(int64_t offset, int64_t bytes, void* out) const;
 
  private:
@@ -50,23 +50,23 @@ class CheckedFile {
   std::string description_;
 };
 
-// Writes such a file under a name of its own and gives it its name when it is complete; removed
-// where it never is.
+// Writes a checked file under a temporary name, and gives it its name when it is complete. An
+// incomplete file is removed.
 class CheckedFileWriter {
  public:
-  // Makes PREFIX and a suffix that no other file has.
+  // Makes a file named PREFIX and a unique suffix.
   static absl::StatusOr<std::unique_ptr<CheckedFileWriter>> Create(const std::string& prefix);
   ~CheckedFileWriter();
   CheckedFileWriter(const CheckedFileWriter&) = delete;
 
   // Any thread may write any part of the payload, in any order.
   absl::Status Write(int64_t offset, const void* data, int64_t bytes);
-  // The error of a Write, if one has failed.
+  // Returns the error of a Write, if one has failed.
   absl::Status write_error() const;
 
   // Ends the file, whose payload is the bytes written, [0, payload_bytes). Computes the checksums
-  // on the caller's thread pool, flushes the file to the disk and renames it to `path`. As the
-  // payload is read, advanced(bytes) is called by one thread at a time.
+  // on the caller's thread pool, flushes the file to the disk and renames it to `path`. While the
+  // payload is read, one thread at a time calls advanced(bytes).
   absl::Status Finish(int64_t payload_bytes, absl::string_view description, const std::string& path,
                       const std::function<void(int64_t)>& advanced);
 

@@ -1,9 +1,9 @@
 // A folder of files that are made once from the data and read by every process and every later run.
 //
-// A file's name is a hash of all that it was made of, so another file is simply made next to it.
-// One process makes it under a lock, which its death gives back; others wait. A damaged file is
-// made anew. The folder keeps the kKept files that were used last. It may be removed at any time
-// when no run is starting.
+// A file's name is a hash of all inputs that it was made from, so other inputs make another file.
+// One process makes it under a lock, which its death frees, and the others wait. A damaged file is
+// made anew. The folder keeps the kKept files that were used last. It may be removed when no run is
+// starting.
 #pragma once
 
 #include <functional>
@@ -24,17 +24,17 @@ class DataCache {
   // Errors about the folder begin with "--data_cache: ".
   explicit DataCache(std::string folder) : folder_(std::move(folder)) {}
 
-  // Writes the payload; returns its size and the description.
+  // The result of a function that writes the payload: its size, and the description.
   struct Content {
     int64_t payload_bytes = 0;
     std::string description;
   };
   using Make = std::function<absl::StatusOr<Content>(CheckedFileWriter* payload)>;
-  // Whether a file is what the caller needs; DataLoss makes it anew.
+  // Checks that a file is the one that the caller needs. DataLoss makes it anew.
   using Check = std::function<absl::Status(const CheckedFile& file)>;
 
-  // The file of this key, which says all that its content depends on; made if there is none. Uses
-  // all cores for that. Safe to call from any number of processes and hosts at once.
+  // Returns the file of this key, which names all inputs of its content. Makes a missing file on
+  // all cores. Any number of processes and hosts may call it at once.
   absl::StatusOr<std::unique_ptr<const CheckedFile>> Get(absl::string_view key, const Check& check,
                                                          const Make& make) const;
 

@@ -1,6 +1,6 @@
-// Documents to tokens with the tokenizer of a file (train/tokenizer), or lines of JSON with any
-// tokenizer. All threads of the caller's pool take pieces of files, on which the tokens do not
-// depend (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
+// Encodes documents with the tokenizer of a file (train/tokenizer), or lines of JSON with any
+// tokenizer. All threads of the caller's pool take pieces of files. The tokens do not depend on the
+// pieces (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
 #pragma once
 
 #include <cstdint>
@@ -18,29 +18,29 @@ namespace burst {
 
 // Says what counts as a document of a file.
 enum class DocumentsAre {
-  kFiles,       // the file is one
-  kBlankLines,  // blocks between blank lines; they are encoded as one text. A document starts with
-                // the token that holds its first character that is not blank
+  kFiles,       // the file is a document
+  kBlankLines,  // blocks between blank lines, encoded as one text. A document starts with the token
+                // that holds its first character that is not blank
   kJsonLines,   // every line is a JSON object with a text
 };
 
 struct DocumentFormat {
   DocumentsAre documents = DocumentsAre::kFiles;
-  std::string field = "text";  // of kJsonLines: the key of the text
+  std::string field = "text";  // the key of the text, with kJsonLines
 };
 
-// Tokens of a piece, in the order of the texts.
+// The tokens of a piece, in the order of the texts.
 struct EncodedPiece {
   std::vector<int32_t> tokens;
   std::vector<int64_t> starts;  // indices into `tokens` at which a document starts; tokens.size()
-                                // for one whose first token comes later, or that has none
-  int64_t bytes = 0;            // of text
+                                // for a document whose first token comes later, or is missing
+  int64_t bytes = 0;            // bytes of text
   bool ends_file = false;
 };
 
-// Calls `sink` with one piece after the other, never at the same time; stops at its first error.
-// Empty files have no pieces. Errors name the option of the sources, the file and the place. Adds
-// the files' bytes to `progress`. `piece_bytes`: tests give few.
+// Calls `sink` with one piece after the other, never at the same time, and stops at its first
+// error. Empty files have no pieces. Errors name the option of the sources, the file and the place.
+// Adds the files' bytes to `progress`. Tests give a small `piece_bytes`.
 absl::Status EncodeDocuments(const Sources& sources, const Tokenizer& tokenizer,
                              const DocumentFormat& format, Progress* progress,
                              const std::function<absl::Status(const EncodedPiece&)>& sink,

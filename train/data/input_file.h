@@ -16,7 +16,7 @@ namespace burst {
 // An identity that changes when a file's content is changed or the file is replaced.
 struct FileIdentity {
   int64_t bytes = 0;
-  int64_t modified_ns = 0, changed_ns = 0;  // since 1970: content; content or attributes
+  int64_t modified_ns = 0, changed_ns = 0;  // times since 1970: of the content; also of attributes
   uint64_t inode = 0;
 
   friend bool operator==(const FileIdentity& a, const FileIdentity& b) {
@@ -25,7 +25,8 @@ struct FileIdentity {
   }
 };
 
-// Follows links. InvalidArgument if it is not a regular file but a folder, a pipe or a device.
+// Returns a file's identity, and follows links. InvalidArgument means that it is a folder, a pipe
+// or a device.
 absl::StatusOr<FileIdentity> IdentityOf(const std::string& path);
 
 class InputFile {
@@ -36,11 +37,11 @@ class InputFile {
   ~InputFile();
 
   const std::string& path() const { return path_; }
-  // When it was opened.
+  // Returns the size when the file was opened.
   int64_t size() const { return identity_.bytes; }
   const FileIdentity& identity() const { return identity_; }
 
-  // Reads `bytes` bytes at `offset`. DataLoss where the file ends before.
+  // Reads `bytes` bytes at `offset`. DataLoss means that the file ends before.
   absl::Status ReadAt(int64_t offset, int64_t bytes, void* out) const;
 
  private:

@@ -11,11 +11,11 @@ namespace burst {
 
 class Progress {
  public:
-  // `what`: "Encoding text.txt". `total`: of the amounts that will be added.
+  // `what` is a text such as "Encoding text.txt". `total` is the sum of the amounts to add.
   Progress(std::string what, int64_t total);
   ~Progress();
 
-  // On any thread.
+  // Adds an amount, on any thread.
   void Add(int64_t amount);
 
  private:
@@ -28,7 +28,7 @@ class Progress {
   const Clock::time_point start_;
   std::mutex mutex_;
   int64_t done_ = 0;
-  Clock::time_point next_;  // print
+  Clock::time_point next_;  // the time of the next print
   bool printed_ = false;
 };
 

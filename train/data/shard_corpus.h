@@ -1,4 +1,4 @@
-// Shards as a corpus: their tokens are read where they are.
+// Makes a corpus of shards, whose tokens stay in their files.
 #pragma once
 
 #include <memory>
@@ -12,11 +12,11 @@ namespace burst {
 
 struct ShardData {
   std::shared_ptr<const Corpus> corpus;
-  int64_t vocab = 0;         // of the tokenizer that made them
+  int64_t vocab = 0;         // the size of the tokenizer that made them
   int32_t end_of_text = -1;  // -1: none
 };
 
-// The shards in order are one stream; a document starts at every end-of-text token.
+// Opens shards. In order they are one stream, and a document starts at every end-of-text token.
 absl::StatusOr<ShardData> OpenShards(const Sources& sources, const DataCache& cache);
 
 }  // namespace burst

@@ -12,10 +12,10 @@
 
 namespace burst {
 
-// Each file gets its name when it is complete and on the disk.
+// Writes shards. Each file gets its name when it is complete and on the disk.
 class ShardWriter {
  public:
-  // Files of `shard_tokens` tokens, the last one of what is left. `prefix`: FOLDER/NAME.
+  // Files have `shard_tokens` tokens, the last one the rest. `prefix` is FOLDER/NAME.
   ShardWriter(std::string prefix, const ShardHeader& header, int64_t shard_tokens)
       : prefix_(std::move(prefix)), header_(header), shard_tokens_(shard_tokens) {}
 
@@ -27,7 +27,7 @@ class ShardWriter {
 
  private:
   const std::string prefix_;
-  ShardHeader header_;  // of the file being written
+  ShardHeader header_;  // the current file's header
   const int64_t shard_tokens_;
   std::optional<AtomicFile> file_;
   int64_t shards_ = 0, tokens_ = 0;

@@ -1,4 +1,4 @@
-// llm.c's shards: files of 256 int32, then the tokens.
+// Reads llm.c's shards: files of 256 int32, then the tokens.
 //
 //   int32      version 1            version 7
 //   0          20240520             20240801, the magic number
@@ -22,10 +22,10 @@
 
 namespace burst {
 
-// GPT-2's <|endoftext|>.
+// The token <|endoftext|> of GPT-2.
 inline constexpr int32_t kGpt2EndOfText = 50256;
 inline constexpr int64_t kGpt2Vocab = 50257;
-// Llama 3's <|begin_of_text|>, by which llm.c separates documents.
+// The token <|begin_of_text|> of Llama 3, by which llm.c separates documents.
 inline constexpr int32_t kLlama3BeginOfText = 128000;
 inline constexpr int64_t kLlama3Vocab = 128256;
 
@@ -38,22 +38,23 @@ struct ShardHeader {
   int64_t vocab = kGpt2Vocab;
   int32_t end_of_text = kGpt2EndOfText;  // -1: none
 
-  // For a vocabulary of up to 65,536 tokens that of version 1, otherwise that of version 7.
+  // Returns version 1's header for a vocabulary of up to 65,536 tokens, otherwise version 7's.
   static ShardHeader For(int64_t vocab, int32_t end_of_text);
   std::vector<int32_t> Numbers() const;  // all 256
 };
 
-// A shard whose header was checked. Any thread may read.
+// A shard whose header was checked, and which any thread may read.
 class Shard {
  public:
-  // InvalidArgument, naming the option and the file, if the file is not a shard.
+  // Opens a shard. InvalidArgument names the option and the file if it is not a shard.
   static absl::StatusOr<Shard> Open(const Sources& sources, const SourceFile& file);
 
   int64_t size() const { return header_.tokens; }
   const ShardHeader& header() const { return header_; }
   const std::string& path() const { return file_.path(); }
 
-  // Tokens [begin, begin + count). A token of 32 bits that no vocabulary has is INT32_MAX.
+  // Reads tokens [begin, begin + count). A token of 32 bits beyond any vocabulary becomes
+  // INT32_MAX.
   absl::Status Read(int64_t begin, int64_t count, int32_t* out) const;
 
  private:
@@ -65,13 +66,13 @@ class Shard {
 
 // The results of a scan of all shards.
 struct ShardScan {
-  std::vector<int32_t> largest;  // token of each shard; -1 in an empty one
-  // The first document start after token 0 of the stream that the shards are; -1: none.
+  std::vector<int32_t> largest;  // the largest token of each shard; -1 for an empty shard
+  // The first document start after token 0 of the stream of all shards; -1: none.
   int64_t second_document = -1;
-  uint64_t digest = 0;  // of all tokens and of which shard they are in
+  uint64_t digest = 0;  // a hash of all tokens and of their shards
 };
 
-// On all threads of the caller's pool; shows progress. All have one vocabulary.
+// Scans shards of one vocabulary on all threads of the caller's pool. Shows progress.
 absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards);
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-// The files that --data or --val_data means.
+// Finds the files that --data or --val_data means.
 #pragma once
 
 #include <string>
@@ -22,19 +22,20 @@ struct Sources {
   bool json_lines = false;        // .jsonl
   std::vector<SourceFile> files;  // at least one
 
-  // The error with the option's name before it.
+  // Returns the error with the option's name before it.
   absl::Status Error(const absl::Status& status) const;
-  // A file of theirs, which must be as it was when they were found.
+  // Opens one of the files, which must be as it was when the sources were found.
   absl::StatusOr<InputFile> Open(const SourceFile& file) const;
 };
 
-// `path`: a file, a folder (all files below it, in order of path, but for those whose name or
-// folder's name begins with a dot) or a glob pattern. Errors name the option.
+// Finds sources. `path` is a file, a folder or a glob pattern. A folder means all files below it,
+// in order of path, except where a file's or folder's name begins with a dot. Errors name the
+// option.
 absl::StatusOr<Sources> FindSources(absl::string_view option, const std::string& path);
 
-// A text that is another one when the files, their order or their content are others. Waits for a
-// moment where a file was changed within the clock's last tick: another change within that tick
-// would not show.
+// Returns a text that differs when the files, their order or their content differ. Waits for a
+// moment if a file was changed within the clock's last tick, in which another change would not
+// show.
 std::string Fingerprint(const std::vector<const Sources*>& sources);
 
 }  // namespace burst

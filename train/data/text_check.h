@@ -1,4 +1,4 @@
-// Whether files are text, before they are taken for it.
+// Checks that files are text before they are read as text.
 #pragma once
 
 #include <string>
@@ -10,14 +10,15 @@
 
 namespace burst {
 
-// What the first bytes of a file are, if they are known to be no UTF-8 text: "gzip", "Parquet",
-// "UTF-16 text", and what to do with it. Both empty: nothing is known against it.
+// The format of a file's first bytes, if it is not UTF-8 text: "gzip", "Parquet", "UTF-16 text",
+// and what to do with the file. Both are empty for other files.
 struct KnownFormat {
   std::string name, advice;
 };
 KnownFormat FormatOf(absl::string_view beginning);
 
-// InvalidArgument, naming the option, the file, what it is and what to do, for the first file that
+// Returns InvalidArgument, which names the option, the file, its format and what to do, for the
+// first file that
 //
 // - begins like a format that is not text (FormatOf),
 // - has a NUL in the blocks that are read, or more than one byte in 1,000 that is not UTF-8, unless

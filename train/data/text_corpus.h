@@ -1,4 +1,4 @@
-// Texts as corpora: their tokens lie in a file of the data cache.
+// Makes corpora of texts, whose tokens are in a file of the data cache.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ struct TextCorpora {
   std::vector<std::shared_ptr<const Corpus>> corpora;  // one for each source
 };
 
-// With the tokenizer `vocabulary`, or without one that of `kind`: then the characters of all
-// sources make the vocabulary. `field`: of lines of JSON, the key of the text.
+// Opens texts with the tokenizer `vocabulary`. Without it, `kind` says whether tokens are bytes, or
+// characters of all sources. `field` is the key of the text in lines of JSON.
 absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources,
                                       Tokenizer::Kind kind, const Tokenizer* vocabulary,
                                       const std::string& field, const DataCache& cache);

@@ -1,8 +1,8 @@
-// Texts of any size to tokens, on all threads of the caller's pool, with a few MiB of memory each.
+// Encodes texts of any size on all threads of the caller's pool, with a few MiB of memory each.
 //
 // Texts are cut into pieces. A first pass surveys them: which characters there are, how many, and
-// what a piece is to the documents that begin and end in it. Then every piece knows its place in
-// the stream of tokens, and a second pass encodes them.
+// which documents begin and end in a piece. Then every piece's place in the stream of tokens is
+// known, and a second pass encodes the pieces.
 #pragma once
 
 #include <cstdint>
@@ -31,23 +31,23 @@ struct EncodedTexts {
   int token_bytes = 2;  // tokens are uint16, or 4: int32
 };
 
-// The error where all files are empty; `files`: how many are not.
+// Returns an error if all files are empty. `files` is the number of files that are not.
 absl::Status CheckHasText(const Sources& sources, int64_t files);
-// "encoding my.txt", for a progress bar.
+// Returns "encoding my.txt", for a progress bar.
 std::string EncodingWhat(const Sources& sources);
 
-// The tokenizer of bytes, of the characters that were `seen`, or of those of `given`, which must be
-// all that were seen. With an end-of-text if documents are `separate` or `given` has one. Errors
-// name the option.
+// Returns a tokenizer of bytes, of the `seen` characters, or of `given`'s characters, which must
+// include all seen ones. It has an end-of-text token if documents are `separate` or `given` has
+// one. Errors name the option.
 absl::StatusOr<Tokenizer> TokenizerOfTexts(const Sources& sources, Tokenizer::Kind kind,
                                            const std::vector<bool>& seen, bool separate,
                                            const Tokenizer* given);
 
-// Tokens are bytes or characters: the characters of all sources make the vocabulary, unless it is
-// `given`. One document a file, ended by the tokenizer's end-of-text, which it has if a source has
-// several files that are not empty; or a single file of documents between blank lines. An empty
-// file adds nothing. Errors name the option, the file and the place. Writes the payload, and shows
-// progress. `piece_bytes`: at least 4; tests give few.
+// Encodes texts as bytes or characters. The characters of all sources make the vocabulary, unless
+// it is `given`. A single file has documents between blank lines. Of several files that are not
+// empty, each is a document that ends with the end-of-text token. Errors name the option, the file
+// and the place. Writes the payload, and shows progress. `piece_bytes` is at least 4; tests give
+// few.
 absl::StatusOr<EncodedTexts> EncodeTexts(const std::vector<const Sources*>& sources,
                                          Tokenizer::Kind kind, CheckedFileWriter* payload,
                                          int64_t piece_bytes = int64_t{1} << 20,

@@ -1,4 +1,4 @@
-// Texts of any size to tokens of a file's tokenizer, in the payload of a file of the data cache.
+// Encodes texts of any size by a file's tokenizer, into the payload of a file of the data cache.
 #pragma once
 
 #include <string>
@@ -12,17 +12,17 @@
 
 namespace burst {
 
-// Does what EncodeTexts (text_encoder.h) does, which has the rules of documents, with the tokenizer
-// of a file, where that has an end-of-text token. A document of a single text starts with the token
-// that holds its first character that is not blank. A line of JSON, with any tokenizer, is a
-// document: its text under the key `field`, and the end-of-text token.
+// Encodes texts like EncodeTexts (text_encoder.h), which has the rules of documents, but by a
+// file's tokenizer. A document of a single text starts with the token that holds its first
+// character that is not blank. A line of JSON, with any tokenizer, is a document: its text under
+// the key `field`, and the end-of-text token.
 absl::StatusOr<EncodedTexts> EncodeVocabularyTexts(const std::vector<const Sources*>& sources,
                                                    const Tokenizer& tokenizer,
                                                    CheckedFileWriter* payload,
                                                    const std::string& field = "text",
                                                    int64_t piece_bytes = int64_t{1} << 20);
 
-// The tokenizer of bytes, or of the characters, of lines of JSON (TokenizerOfTexts).
+// Returns a tokenizer of the bytes or characters of lines of JSON (TokenizerOfTexts).
 absl::StatusOr<Tokenizer> TokenizerOfLines(const std::vector<const Sources*>& sources,
                                            Tokenizer::Kind kind, const std::string& field,
                                            const Tokenizer* given);
