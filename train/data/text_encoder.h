@@ -44,10 +44,10 @@ absl::StatusOr<Tokenizer> TokenizerOfTexts(const Sources& sources, Tokenizer::Ki
                                            const Tokenizer* given);
 
 // Encodes texts as bytes or characters. The characters of all sources make the vocabulary, unless
-// it is `given`. A single file has documents between blank lines. Of several files that are not
-// empty, each is a document that ends with the end-of-text token. Errors name the option, the file
-// and the place. Writes the payload, and shows progress. `piece_bytes` is at least 4; tests give
-// few.
+// it is `given`. A single file has documents between blank lines. If a source has several files
+// that are not empty, each file is a document that ends with the end-of-text token. Errors name the
+// option, the file and the place. Writes the payload, and shows progress. `piece_bytes` is at least
+// 4; tests give few.
 absl::StatusOr<EncodedTexts> EncodeTexts(const std::vector<const Sources*>& sources,
                                          Tokenizer::Kind kind, CheckedFileWriter* payload,
                                          int64_t piece_bytes = int64_t{1} << 20,

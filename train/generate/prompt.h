@@ -13,8 +13,8 @@ namespace burst {
 
 struct PromptRules {
   std::vector<int32_t> begin;  // tokens before a prompt that does not have them: BOS
-  std::vector<int32_t> ends;   // tokens that end a text, as the tokenizer's end of text does
-  Specials specials = Specials::kAreTokens;  // how a prompt is read
+  std::vector<int32_t> ends;   // tokens that end a text, in addition to the tokenizer's end of text
+  Specials specials = Specials::kAreTokens;  // the meaning of special tokens' text in a prompt
 };
 
 // Reads the rules of a Hugging Face directory, any of whose files may be missing:
@@ -26,18 +26,19 @@ struct PromptRules {
 // specials  legacy of tokenizer_config.json: a tokenizer.model puts its space after every control
 //           token, too
 //
-// As transformers does, which takes `ends` from one of the files. InvalidArgument that names the
-// file and the field. Without `with_begin` it is left out, and not read.
+// transformers has the same rules, but takes `ends` from one of the files. InvalidArgument names
+// the file and the field. Without `with_begin`, `begin` is not read.
 absl::StatusOr<PromptRules> ReadPromptRules(const std::string& folder, const Tokenizer& tokenizer,
                                             bool with_begin);
 
-// The rules of the directory that a checkpoint's run or import began with (CompanionsOf). A run
-// that made its own model has those of its documents, as its tokenizer's marks say.
+// Returns the rules of the directory from which a checkpoint's run or import began (CompanionsOf).
+// A run that made its own model has the rules of its documents, by its tokenizer's marks.
 absl::StatusOr<PromptRules> RulesOfCheckpoint(const std::string& checkpoint,
                                               const Tokenizer& tokenizer, bool with_begin);
 
-// The prompt's tokens; a special token's text means that token. For an empty prompt, `begin`, or
-// the end of text, which separates documents, or a line break; else the first token.
+// Returns the prompt's tokens; a special token's text means that token. An empty prompt gives
+// `begin`, else the end of text, which separates documents, else a line break, else the first
+// token.
 absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
                                                   absl::string_view prompt,
                                                   const PromptRules& rules = {});

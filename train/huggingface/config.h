@@ -1,9 +1,9 @@
-// config.json of a Hugging Face directory, read and written.
+// Reads and writes config.json of a Hugging Face directory.
 //
-// Read are the families llama (2, 3, 3.1, 3.2), mistral, qwen2 (and 2.5), qwen3 (dense) and gpt2. A
-// field that is not known, or whose value means what this program does not compute, is an error
-// that names it. What only concerns training (dropout, initial values) or other programs (tokens'
-// numbers, caches) is read over: config.cc lists it.
+// The families are llama (2, 3, 3.1, 3.2), mistral, qwen2 (and 2.5), qwen3 (dense) and gpt2. An
+// error names a field that is unknown, or whose value this program does not compute. Fields for
+// training (dropout, initial values) or for other programs (tokens' numbers, caches) are ignored:
+// config.cc lists them.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,23 @@ namespace burst {
 
 struct HuggingFaceConfig {
   ModelConfig model;   // with defaults, without dropout; context: max_position_embeddings
-  int64_t window = 0;  // of attention in every layer; 0: none
-  std::string dtype;   // of the weights, "float32", "bfloat16", "float16"; empty: it does not say
+  int64_t window = 0;  // the window of attention in every layer; 0: none
+  std::string dtype;   // the weights' dtype: "float32", "bfloat16", "float16"; empty: not given
 };
 
-// InvalidArgument naming the field, its value and what would be valid.
+// Parses a config.json. InvalidArgument names the field, its value and valid values.
 absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json);
 
-// The text of a config.json, which ParseHuggingFaceConfig reads as `config`. InvalidArgument for a
-// model that none of the families has.
+// Returns a config.json that ParseHuggingFaceConfig reads as `config`. InvalidArgument means that
+// none of the families has such a model.
 absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& config);
 
-// Writes config.json for weights of another dtype. A config.json that does not name one means
+// Returns the config.json for weights of another dtype. Without a dtype, a config.json means
 // float32.
 absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view dtype);
 
-// Returns the config.json with another max_position_embeddings, of a model that was trained on
-// longer texts. The context that its RoPE was first made for stays.
+// Returns the config.json with another max_position_embeddings, for a model that was trained on
+// longer texts. The original context of its RoPE stays.
 absl::StatusOr<std::string> WithContext(absl::string_view json, int64_t context);
 
 }  // namespace burst

@@ -1,5 +1,5 @@
-// A Hugging Face directory into a checkpoint, and a checkpoint into a Hugging Face directory, one
-// tensor after the other: neither needs memory for a model.
+// Converts a Hugging Face directory into a checkpoint and back, one tensor after the other, without
+// memory for a whole model.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace burst {
 absl::Status ImportHuggingFace(const std::string& directory, const std::string& out);
 
 struct ExportOptions {
-  std::string dtype;  // of the weights: float32, bfloat16, float16; empty: as they were imported,
-                      // or float32
-  int64_t file_bytes = 5'000'000'000;  // of tensors in a file, at most, unless one is larger
+  std::string dtype;  // the weights' dtype: float32, bfloat16, float16; empty: as imported, or
+                      // float32
+  int64_t file_bytes = 5'000'000'000;  // the most bytes of tensors in a file, unless one is larger
 };
 
-// Makes the directory `out` of a checkpoint of any step, which transformers loads. InvalidArgument
-// for a model that none of its families has, or a number beyond float16; FailedPrecondition if
-// `out` holds a model.
+// Makes the directory `out`, which transformers loads, from a checkpoint of any step.
+// InvalidArgument means that none of the families has the model, or that a number is beyond
+// float16. FailedPrecondition means that `out` holds a model.
 absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
                                const ExportOptions& options);
 

@@ -16,27 +16,28 @@
 
 namespace burst {
 
-// The names of the files that hold a directory's weights. InvalidArgument where two sources of them
-// are there, and where the only one cannot be read here.
+// Returns the names of the files that hold a directory's weights. InvalidArgument means that there
+// are two sources of weights, or that the only one cannot be read here.
 absl::StatusOr<std::set<std::string>> WeightFiles(const std::string& path);
 
 // A directory opened for reading. Every header was read, and the tensors are exactly the model's,
-// with its shapes and readable dtypes. Each tensor's bytes are read once, when they are wanted, and
-// kept nowhere else.
+// with its shapes and readable dtypes. A tensor's bytes are read when they are wanted, and not
+// kept.
 class HuggingFaceDirectory {
  public:
-  // InvalidArgument or DataLoss naming the directory, and the file, field or tensor in it.
+  // Opens a directory. InvalidArgument or DataLoss names the directory, and the file, field or
+  // tensor.
   static absl::StatusOr<HuggingFaceDirectory> Open(const std::string& path);
 
   const HuggingFaceConfig& config() const { return config_; }
-  // The model's, without memory.
+  // Returns the model's parameters, without memory.
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
   // Fills a whole parameter of the model, float32 or float64 on the CPU.
   absl::Status Read(const Parameter& parameter, const Tensor& whole) const;
   // Fills this rank's part of all parameters of such a model, on its device.
   absl::Status Load(ParameterList* parameters) const;
-  // Tells other weights from the same (SafetensorsFile::Fingerprint).
+  // Returns a text that differs for other weights (SafetensorsFile::Fingerprint).
   absl::StatusOr<std::string> Fingerprint() const;
 
  private:
@@ -55,7 +56,7 @@ class HuggingFaceDirectory {
   std::vector<SafetensorsFile> files_;
   std::vector<std::string> file_names_;
   std::map<std::string, int> file_of_;  // tensor: index into files_
-  std::string missing_prefix_;          // what the names there lack
+  std::string missing_prefix_;          // the prefix that the directory's names lack
 };
 
 }  // namespace burst

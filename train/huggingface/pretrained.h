@@ -1,4 +1,4 @@
-// Models that --model names by a folder: one with weights, from which a run starts.
+// Finds models with weights, which --model names by a folder and from which a run starts.
 #pragma once
 
 #include <cstdint>
@@ -19,39 +19,38 @@ struct Pretrained {
   Kind kind = Kind::kHuggingFace;
   std::string path;
   ModelConfig model;
-  int64_t window = 0;  // of attention; 0: none
+  int64_t window = 0;  // the window of attention; 0: none
   // Names of the directory's other files with weights, which are not read.
   std::vector<std::string> unread = {};
-  std::string identity = {};  // of a checkpoint, which must be the one that is loaded
+  std::string identity = {};  // a checkpoint's; the same checkpoint must be loaded later
 };
 
 // Returns a warning that names the files of weights that are not read, or "" if all are read.
 std::string UnreadWeights(const Pretrained& pretrained);
 
-// `folder`: a Hugging Face directory, or the folder of an import or a run, of which the newest
-// checkpoint counts. Reads what describes the model; errors name the file.
+// Finds a model. `folder` is a Hugging Face directory, or the folder of an import or a run, of
+// which the newest checkpoint counts. Reads the model's description; errors name the file.
 absl::StatusOr<Pretrained> FindPretrained(const std::string& folder);
 
 // Fills this rank's part of the parameters of such a model, on its device.
 absl::Status LoadPretrained(const Pretrained& pretrained, ParameterList* parameters);
 
-// The model's own tokenizer: what a checkpoint holds, else the files that came with the model.
-// NotFound, naming the folder, where there is none; other errors say why it cannot be read.
+// Returns the model's own tokenizer, from the checkpoint or else from the model's files. NotFound
+// names the folder without a tokenizer; other errors say why it cannot be read.
 absl::StatusOr<Tokenizer> TokenizerOf(const Pretrained& pretrained);
 
-// Tells the model's weights from others, at the cost of opening its files.
+// Returns a text that differs for other weights. It opens the model's files.
 absl::StatusOr<std::string> FingerprintOf(const Pretrained& pretrained);
 
 // Copies a model's other files (config.json, the tokenizer's files) unchanged to
 // FOLDER/huggingface, where an export finds them.
 absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& folder);
 
-// The folder of a checkpoint's companions, which may not be there.
+// Returns the folder of a checkpoint's companions, which may be missing.
 std::string CompanionsOf(const std::string& checkpoint);
 
-// Copies the files of that kind that `from` has to `to`, but for config.json if `with_config` is
-// false, with their permissions. What a link leads out of `from` to is left out, and stderr says
-// so.
+// Copies companions from `from` to `to`, with their permissions, without config.json if
+// `with_config` is false. Leaves out a link that leads out of `from`, and says so on stderr.
 absl::Status CopyCompanions(const std::string& from, const std::string& to, bool with_config);
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-// Which tensors of a Hugging Face directory make up which parameter.
+// Maps tensors of a Hugging Face directory to parameters.
 #pragma once
 
 #include <string>
@@ -11,24 +11,25 @@
 
 namespace burst {
 
-// A tensor of the directory: [out, in] as here, or [in, out] (`transposed`), GPT-2's.
+// A tensor of the directory: [out, in] as in this program, or [in, out] (`transposed`) as in GPT-2.
 struct ForeignTensor {
   std::string name;
-  Shape shape;  // as it is stored there
+  Shape shape;  // the shape in the directory
   bool transposed = false;
 
   Shape shape_here() const;  // [out, in]
 };
 
-// The tensors whose rows, one behind the other, make up the parameter: queries, keys and values, or
-// gate and up; else there is one.
+// Returns the tensors whose rows, one after the other, make up the parameter: queries, keys and
+// values, or gate and up. Other parameters have one tensor.
 std::vector<ForeignTensor> ForeignTensors(const ModelConfig& config, const Parameter& parameter);
 
-// Whether a tensor of a directory is not read. These are masks and angles, which are computed here,
-// and the head of a tied model, which must equal its embedding (HuggingFaceDirectory).
+// Returns whether a tensor of a directory is not read. These are masks and angles, which this
+// program computes, and the head of a tied model, which must equal its embedding
+// (HuggingFaceDirectory).
 bool IsComputed(const ModelConfig& config, absl::string_view name);
 
-// The prefix of the names ("model.", "transformer."), unless the directory was saved without it.
+// Returns the prefix of the names ("model.", "transformer."), which a directory may lack.
 std::string NamePrefix(const ModelConfig& config);
 
 }  // namespace burst

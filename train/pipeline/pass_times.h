@@ -10,8 +10,8 @@
 
 namespace burst {
 
-// The passes of one step on one rank, by its device's clock. On a GPU the times are points in its
-// stream, so the host waits only when a time is asked for. Belongs to one thread.
+// Times the passes of one step on one rank, by its device's clock. On a GPU the times are points in
+// its stream, so the host waits only when a caller asks for a time. For one thread.
 class PassTimes {
  public:
   explicit PassTimes(DeviceType device) : device_(device) {}
@@ -22,9 +22,9 @@ class PassTimes {
   void Begin();
   void End();
 
-  // Seconds, summed over all passes; waits until the device is there.
+  // Returns the seconds of all passes together. Waits for the device.
   double Busy() const;
-  // From the begin of the first pass to the end of the last one.
+  // Returns the seconds from the begin of the first pass to the end of the last one.
   double Span() const;
 
  private:
@@ -34,8 +34,8 @@ class PassTimes {
   };
 
   const DeviceType device_;
-  std::vector<std::unique_ptr<Pass>> events_;  // as many as a step ever had
-  size_t passes_ = 0;                          // of them in use
+  std::vector<std::unique_ptr<Pass>> events_;  // for the most passes that a step ever had
+  size_t passes_ = 0;                          // the number in use
 };
 
 }  // namespace burst

@@ -18,18 +18,19 @@ namespace burst {
 
 class Pipeline {
  public:
-  // Collective in `world`, of mesh.world_size() ranks and mesh.stages > 1 stages. tied: the first
-  // and the last stage have a copy each of the embeddings.
+  // Creates a pipeline. Collective in `world`, of mesh.world_size() ranks and mesh.stages > 1
+  // stages. `tied` says that the first and the last stage each have a copy of the embeddings.
   static absl::StatusOr<std::unique_ptr<Pipeline>> Create(const Mesh& mesh, int chunks, bool tied,
                                                           Communicator* world);
 
   ~Pipeline();
 
   int stage() const { return stage_; }
-  // This rank's micro-batches and sequences, of every stage: ranked by stage.
+  // Returns the ranks of all stages that share this rank's micro-batches and sequences, in order of
+  // stage.
   Communicator* stages() const { return stages_.get(); }
-  // The first and the last stage, if they have the embeddings in common; null otherwise, and on
-  // other ranks.
+  // Returns the first and the last stage if they share the embeddings; null otherwise, and on other
+  // ranks.
   Communicator* tied() const { return tied_.get(); }
 
   struct MicroBatch {
@@ -39,24 +40,24 @@ class Pipeline {
   using MicroBatchOf = std::function<absl::StatusOr<MicroBatch>(int number)>;
 
   // Runs the forward and backward passes of `micro_batches`, by the schedule (PipelineActions).
-  // Each number that it gives to micro_batch is below micro_batches, and is asked for once a chunk.
-  // Adds to the gradients of the model's parameters. `loss`, [1] float64, becomes this rank's part
-  // of the sum of their losses: zero on all stages but the last. Fills `times` with the passes of
-  // this call and forgets earlier ones. Collective among stages().
+  // Each argument of micro_batch is below micro_batches, and is asked for once a chunk. Adds to the
+  // gradients of the model's parameters. `loss`, [1] float64, becomes this rank's part of the sum
+  // of their losses: zero on all stages but the last. Fills `times` with the passes of this call
+  // and forgets earlier ones. Collective among stages().
   absl::Status ForwardBackward(const Transformer& model, SequenceParallelAttention& attention,
                                int micro_batches, const MicroBatchOf& micro_batch,
                                double loss_scale, const Tensor& loss, PassTimes* times);
 
-  // The loss of a batch, unscaled and without a gradient; a scalar on the last stage, null on
-  // others. Collective among stages().
+  // Returns the loss of a batch, unscaled and without a gradient: a scalar on the last stage, null
+  // on others. Collective among stages().
   absl::StatusOr<Tensor> Loss(const Transformer& model, SequenceParallelAttention& attention,
                               const SequenceBatch& batch);
 
  private:
-  // Messages between this rank and one of a neighboring stage. What goes forward and what comes
-  // back have a channel each, and no other message is on these.
+  // Carries messages between this rank and a rank of a neighboring stage. Each direction has its
+  // own channel, without other messages.
   class Link;
-  struct Pass;  // a micro-batch's through a chunk, from its forward to its backward
+  struct Pass;  // a micro-batch in a chunk, from its forward to its backward
 
   Pipeline(const Mesh& mesh, int chunks, int rank);
 
@@ -68,7 +69,7 @@ class Pipeline {
 
   const int stage_, num_stages_, chunks_;
   std::unique_ptr<Communicator> stages_, tied_;
-  std::unique_ptr<Link> from_previous_, to_next_;  // null: there is none
+  std::unique_ptr<Link> from_previous_, to_next_;  // null: no such stage
 };
 
 }  // namespace burst

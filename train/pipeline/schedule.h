@@ -1,11 +1,12 @@
-// In which order a stage of a pipeline computes its parts of a step: a pure function.
+// Gives the order in which a stage of a pipeline computes its parts of a step: a pure function.
 //
 // A model's layers are cut into stages x chunks runs of layers, one after another; run k belongs to
 // stage k % stages, as its chunk k / stages (PipelinePart). A micro-batch passes all runs forward
-// and then all of them backward. One chunk: 1F1B (Narayanan et al., PipeDream, 2019): a stage first
-// makes as many forward passes as there are stages behind it, then one forward and one backward in
-// turn. Several: the interleaved schedule of Narayanan et al., arXiv 2104.04473, section 2.2, which
-// takes micro-batches in groups of as many as there are stages.
+// and then all of them backward. With one chunk the order is 1F1B (Narayanan et al., PipeDream,
+// 2019). A stage first makes as many forward passes as there are stages after it, then one forward
+// and one backward in turns. With several chunks it is the interleaved schedule of Narayanan et
+// al., arXiv 2104.04473, section 2.2, which takes micro-batches in groups of as many as there are
+// stages.
 #pragma once
 
 #include <vector>
@@ -14,7 +15,7 @@ namespace burst {
 
 struct PipelineShape {
   int stages = 1;
-  int chunks = 1;         // of each stage
+  int chunks = 1;         // the chunks of each stage
   int micro_batches = 1;  // with several chunks: below `stages`, or a multiple of it
 };
 
@@ -29,11 +30,11 @@ struct PipelineAction {
   }
 };
 
-// All actions of a stage, in order.
+// Returns all actions of a stage, in order.
 std::vector<PipelineAction> PipelineActions(const PipelineShape& shape, int stage);
 
-// A stage's idle time divided by its computing time, (p - 1) / (v m), if all runs of layers take
-// equally long and messages take no time.
+// Returns a stage's idle time divided by its computing time, (p - 1) / (v m), if all runs of layers
+// take equally long and messages take no time.
 double PipelineBubble(const PipelineShape& shape);
 
 }  // namespace burst

@@ -6,16 +6,16 @@
 
 namespace burst {
 
-// For a run on GPUs, before its ranks start; in one process of it. ResourceExhausted, with what to
-// change, for a step that does not fit into the memory that is free on the calling thread's GPU.
-// Fills setup->plan. Runs of more than 32 ranks are not looked at.
+// Checks a run on GPUs before its ranks start, in one of its processes. ResourceExhausted says what
+// to change if a step does not fit into the free memory of the calling thread's GPU. Fills
+// setup->plan. Runs of more than 32 ranks are not checked.
 absl::Status CheckRunFits(TrainingSetup* setup);
 
-// For a run on CPUs: ResourceExhausted if the parameters alone, with their gradients and moments,
-// need more memory than this host has to give (FreeHostMemory).
+// Checks a run on CPUs. ResourceExhausted means that the parameters alone, with their gradients and
+// moments, need more memory than this host has free (FreeHostMemory).
 absl::Status CheckStateFits(const TrainingSetup& setup);
 
-// The one of the two that suits the device; nothing with --noplan. RunTraining calls it.
+// Makes the check for the device, or none with --noplan. RunTraining calls it.
 absl::Status CheckMemory(TrainingSetup* setup);
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-// GPUs whose rates are known: what simulated ones (burst/device/simulated_gpu.h) are made from.
+// Models of GPUs whose rates are known, for simulated GPUs (burst/device/simulated_gpu.h).
 #pragma once
 
 #include <string>
@@ -9,9 +9,10 @@
 
 namespace burst {
 
-// By name: "H100" (by data sheets) or "H200" (measured). Another name is an error that lists them.
+// Finds a model by name: "H100" (by data sheets) or "H200" (measured). Another name is an error
+// that lists them.
 absl::StatusOr<GpuModel> FindGpuModel(absl::string_view name);
-// The one that a GPU's full name ("NVIDIA H200") is of, by the same names.
+// Finds the model of a GPU's full name, such as "NVIDIA H200".
 absl::StatusOr<GpuModel> FindGpuModelOf(const std::string& full_name);
 
 }  // namespace burst

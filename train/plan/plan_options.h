@@ -23,23 +23,24 @@ struct PlanOptions {
   TrainConfig train;                     // the options shared with //train
 };
 
-// Refers to `options`, which must outlive it.
+// Returns the table of options. It refers to `options`, which must outlive it.
 OptionTable PlanOptionTable(PlanOptions* options);
 
-// The GPU that the options describe, and how many there are.
+// Returns the GPU that the options describe, and the number of GPUs.
 absl::StatusOr<GpuModel> GpuOf(const PlanOptions& options, int64_t* count);
 
-// The configuration of the step as //train would run it on `gpus` GPUs.
+// Returns the configuration of the step as //train would run it on `gpus` GPUs.
 absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& options, int64_t gpus, int64_t seqlen);
 
 // A way to use the GPUs for the step, with an unchanged batch.
 struct MeshChoice {
   ResolvedConfig config;
-  std::string options;  // "--dp=2 --sp=4 --strategy=ulysses"; of the first, ConfigOf's: none
+  std::string options;  // "--dp=2 --sp=4 --strategy=ulysses"; empty for the first, ConfigOf's
 };
-// The ways to try. If the mesh may be chosen: every number of data-parallel groups, every number of
-// pipeline stages up to --accumulate, and powers of two of chunks a stage. If the strategy may be
-// chosen: each that may be the fastest. Ways that ResolveConfig refuses are left out.
+// Returns the meshes to try. If the mesh may be chosen, these have every number of data-parallel
+// groups, every number of pipeline stages up to --accumulate, and powers of two of chunks a stage.
+// If the strategy may be chosen, they have each strategy that may be the fastest. Meshes that
+// ResolveConfig refuses are left out.
 absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& options, int64_t gpus,
                                                  int64_t seqlen, bool mesh, bool strategy);
 
