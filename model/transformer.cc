@@ -102,10 +102,6 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
 
 void Transformer::SetExecution(const ExecutionPlan& plan) {
   const bool exact = plan.exact.chunk > 0;
-  BURST_CHECK(plan.ffn_chunk == 0 || parallel_.ranks() == 1) << "a tensor-parallel layer in chunks";
-  BURST_CHECK(plan.head_chunk == 0 ||
-              (parallel_.ranks() == 1 && !exact && config_.kv_heads % plan.head_chunk == 0))
-      << plan.head_chunk << " of " << config_.kv_heads << " KV heads at a time";
   const int64_t channels = parallel_.LocalCount(config_.heads) * config_.head_dim;
   runner_.SetPlan(plan, device(), config_.width * SizeOf(dtype()), channels * SizeOf(dtype()));
   if (!exact) return;

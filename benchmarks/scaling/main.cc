@@ -56,6 +56,17 @@ std::string Today() {
   return text;
 }
 
+// Adds the options of memory that are given, except --recompute, which a case has.
+void AddMemoryOptions(TrainConfig train, ReportRow* about) {
+  TrainConfig defaults;
+  const OptionTable given = TrainOptions(&train), table = TrainOptions(&defaults);
+  for (const Option& option : given.options()) {
+    const bool is_given = option.get() != table[option.name].get();
+    if (option.group != "memory" || option.name == "recompute" || !is_given) continue;
+    (*about)[option.name] = option.get();
+  }
+}
+
 // Returns the columns that all rows have in common.
 ReportRow About(const ScalingOptions& options) {
   const AttentionProblem& problem = options.problem;
@@ -82,11 +93,7 @@ ReportRow About(const ScalingOptions& options) {
       about["steps"] = options.train.steps;
       about["data"] = options.train.data;
       about["model"] = options.train.model;
-      if (options.train.recompute_segment > 1) about["segment"] = options.train.recompute_segment;
-      if (options.train.ffn_chunk > 0) about["ffn_chunk"] = options.train.ffn_chunk;
-      if (options.train.head_chunk > 0) about["head_chunk"] = options.train.head_chunk;
-      if (options.train.zero > 0) about["zero"] = options.train.zero;
-      if (options.train.offload != Offload::kNone) about["offload"] = Name(options.train.offload);
+      AddMemoryOptions(options.train, &about);
       break;
     case Experiment::kGeneration:
       about["generated"] = options.tokens;

@@ -114,11 +114,8 @@ OptionTable Options(ScalingConfig* c) {
   t.AddShared(train, "steps", "Of training alone.");
   t.AddList("recompute", &c->recompute, ParseRecompute)
       .Help(absl::StrCat(train["recompute"].help, " A list. Of training alone."));
-  t.AddShared(train, "recompute_segment", "Of training alone.");
   t.AddShared(train, "ffn_chunk");
-  t.AddShared(train, "head_chunk", "Of training alone.");
-  t.AddShared(train, "zero", "Of training alone.");
-  t.AddShared(train, "offload", "Of training alone.");
+  t.AddSharedGroup(train, "memory", "Of training alone.");
   t.Add("tokens", &c->tokens)
       .Help(
           "Tokens to generate, after one that is not timed; the median counts. Of generation "
@@ -143,22 +140,28 @@ absl::Status CheckUsed(const OptionTable& table, Experiment experiment) {
   constexpr auto kAttention = Experiment::kAttention, kError = Experiment::kError,
                  kPrefill = Experiment::kPrefill, kGeneration = Experiment::kGeneration,
                  kTraining = Experiment::kTraining;
+  TrainConfig train;
+  std::vector<std::string> of_training = {"data", "steps", "recompute"};
+  const OptionTable of_train = TrainOptions(&train);
+  for (const Option& option : of_train.options()) {
+    const bool others = option.name == "ffn_chunk" || option.name == "recompute";
+    if (option.group == "memory" && !others) of_training.push_back(option.name);
+  }
   const struct {
-    std::vector<const char*> options;
+    std::vector<std::string> options;
     std::vector<Experiment> experiments;
   } used[] = {
       {{"heads", "kv_heads", "head_dim", "mask", "tiles", "tile_keys", "dtype"},
        {kAttention, kError}},
       {{"model", "ffn_chunk"}, {kPrefill, kGeneration, kTraining}},
       {{"tokens"}, {kGeneration}},
-      {{"data", "steps", "recompute", "recompute_segment", "zero", "offload", "head_chunk"},
-       {kTraining}},
+      {of_training, {kTraining}},
       {{"repeats"}, {kAttention, kPrefill}},
       {{"compare"}, {kAttention}},
   };
   for (const auto& [options, experiments] : used) {
     if (std::count(experiments.begin(), experiments.end(), experiment) > 0) continue;
-    for (const char* option : options) {
+    for (const std::string& option : options) {
       if (!table.Given(option)) continue;
       return InvalidOption(option, "not used by --experiment=", Name(experiment));
     }

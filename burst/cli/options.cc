@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "absl/strings/substitute.h"
 #include "burst/base/check.h"
 #include "burst/base/json.h"
 #include "burst/base/version.h"
@@ -147,6 +148,13 @@ Option& OptionTable::AddShared(const OptionTable& other, absl::string_view name,
   return options_.back();
 }
 
+void OptionTable::AddSharedGroup(const OptionTable& other, absl::string_view group,
+                                 absl::string_view remark) {
+  for (const Option& option : other.options_) {
+    if (option.group == group && !Has(option.name)) AddShared(other, option.name, remark);
+  }
+}
+
 const Option* OptionTable::Find(absl::string_view name) const {
   for (const Option& option : options_) {
     if (option.name == name) return &option;
@@ -167,6 +175,26 @@ Option& OptionTable::operator[](absl::string_view name) {
 bool OptionTable::Given(absl::string_view name) const {
   const Option& option = (*this)[name];
   return option.get() != option.initial;
+}
+
+std::vector<std::string> OptionTable::Changes(const OptionTable& before, const OptionTable& after) {
+  std::vector<std::string> changes;
+  for (size_t i = 0; i < after.options_.size(); ++i) {
+    const std::string value = after.options_[i].get();
+    if (value == before.options_[i].get()) continue;
+    changes.push_back(absl::StrCat("--", after.options_[i].name, "=", value));
+  }
+  return changes;
+}
+
+std::string OptionTable::Sentences() const {
+  std::string text;
+  for (const Option& option : options_) {
+    if (!option.sentence.empty() && Given(option.name)) {
+      absl::StrAppend(&text, absl::Substitute(option.sentence, option.get()));
+    }
+  }
+  return text;
 }
 
 absl::Status OptionTable::Unknown(absl::string_view name) const {

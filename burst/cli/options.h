@@ -84,6 +84,8 @@ struct Option {
   Option& MayChange() { return on_resume = OnResume::kMayChange, *this; }
   Option& NotSaved() { return on_resume = OnResume::kNotSaved, *this; }
   Option& Of(Scope value) { return scope = value, *this; }
+  // The sentence for the header of a run whose value is not the default: $0 stands for the value.
+  Option& Says(absl::string_view text) { return sentence = std::string(text), *this; }
   Option& Basic() { return basic = true, *this; }  // --help lists it before the others
 
   // "must be ...", without the "must be"; empty: any value is valid.
@@ -100,7 +102,7 @@ struct Option {
   // The field, as text.
   std::function<absl::Status(absl::string_view text)> set;
   std::function<std::string()> get;
-  std::string help, unit;
+  std::string help, unit, sentence;
   std::string conflicts;  // for --help: "Not with: --exact."
   Bounds bounds;
   OnResume on_resume = OnResume::kMustAgree;
@@ -177,6 +179,9 @@ class OptionTable {
   // A row of another program's table, with its field, bounds and help, to which `remark` is added.
   Option& AddShared(const OptionTable& other, absl::string_view name,
                     absl::string_view remark = "");
+  // The rows of a group of another program's table, without those that this table has already.
+  void AddSharedGroup(const OptionTable& other, absl::string_view group,
+                      absl::string_view remark = "");
 
   const std::vector<Option>& options() const { return options_; }
   bool Has(absl::string_view name) const { return Find(name) != nullptr; }
@@ -185,6 +190,13 @@ class OptionTable {
   Option& operator[](absl::string_view name);
   // Whether its value is not the default.
   bool Given(absl::string_view name) const;
+
+  // The options whose values in `after`, a table of the same options, differ from those of
+  // `before`:
+  // "--zero=1".
+  static std::vector<std::string> Changes(const OptionTable& before, const OptionTable& after);
+  // The sentences of the options that are given, one behind the other.
+  std::string Sentences() const;
 
   // Sets an option from its text. InvalidArgument, naming the option and what would be valid; for
   // an unknown option, the one whose name is nearest.

@@ -9,7 +9,8 @@ namespace burst {
 
 void LayerRunner::SetPlan(const ExecutionPlan& plan, DeviceType device, int64_t x_bytes,
                           int64_t out_bytes) {
-  BURST_CHECK(plan.segment >= 1 && (plan.segment == 1 || plan.recompute != Recompute::kNone));
+  BURST_CHECK(plan.recompute_segment >= 1 &&
+              (plan.recompute_segment == 1 || plan.recompute != Recompute::kNone));
   plan_ = plan;
   copies_ = nullptr;
   const ExecutionPlan::Offload& offload = plan.offload;
@@ -17,16 +18,16 @@ void LayerRunner::SetPlan(const ExecutionPlan& plan, DeviceType device, int64_t 
   copies_ = std::make_unique<HostCopies>(device);
   if (offload.tokens == 0) return;
   int64_t segments = 0;
-  for (int64_t i = 0; i * plan.segment < static_cast<int64_t>(blocks_.size()); ++i) {
+  for (int64_t i = 0; i * plan.recompute_segment < static_cast<int64_t>(blocks_.size()); ++i) {
     segments += Offloads(i);
   }
   copies_->Reserve(segments, offload.tokens * x_bytes);
-  if (!plan.KeepsAttention() || plan.segment > 1) return;
+  if (!plan.KeepsAttention() || plan.recompute_segment > 1) return;
   const int64_t bytes = offload.attended * out_bytes;
   copies_->Reserve(segments, bytes);
   if (offload.results == 1) return;
   const int64_t kv_heads = blocks_[0].attention().kv_heads();
-  const int64_t groups = plan.head_chunk == 0 ? 1 : kv_heads / plan.head_chunk;
+  const int64_t groups = kv_heads / plan.HeadsAtATime(kv_heads);
   copies_->Reserve((offload.results - 1) * segments * groups, bytes / groups);
 }
 
@@ -34,18 +35,20 @@ Variable LayerRunner::Run(const ForwardPass& pass, const LayerRange& layers, Var
                           const std::shared_ptr<const AttentionSchedule>& schedule,
                           bool fills_cache, const GradientsReady& ready) const {
   Context context;
-  context.parts = {plan_.ffn_chunk, fills_cache ? 0 : plan_.head_chunk};
+  context.parts = plan_;
+  if (fills_cache) context.parts.head_chunk = 0;
   context.ready = ready;
   if (plan_.recompute == Recompute::kSequence && pass.tape.recording()) {
     context.recomputed = RecomputedPrefix(schedule);
   }
   const auto offloaded = std::make_shared<Offloaded>(blocks_.size());
-  for (int64_t first = layers.begin; first < layers.end; first += plan_.segment) {
+  for (int64_t first = layers.begin; first < layers.end; first += plan_.recompute_segment) {
     const Variable input = x;
     std::shared_ptr<KeptAttention> kept;
-    x = RunSegment(pass, context, first, std::min(first + plan_.segment, layers.end), input, &kept);
+    x = RunSegment(pass, context, first, std::min(first + plan_.recompute_segment, layers.end),
+                   input, &kept);
     if (copies_ != nullptr && pass.tape.recording()) {
-      Offload(pass.tape, first / plan_.segment, input, kept, offloaded);
+      Offload(pass.tape, first / plan_.recompute_segment, input, kept, offloaded);
     }
     // When the backward comes to the segment, all readers of the segment's result have ended.
     pass.tape.OnBackward([x] { x.ForgetValue(); });
@@ -66,7 +69,7 @@ std::shared_ptr<const AttentionSchedule> LayerRunner::RecomputedPrefix(
 Variable LayerRunner::RunSegment(const ForwardPass& pass, const Context& context, int64_t first,
                                  int64_t end, const Variable& x,
                                  std::shared_ptr<KeptAttention>* kept) const {
-  if (plan_.segment == 1 || !pass.tape.recording()) {
+  if (plan_.recompute_segment == 1 || !pass.tape.recording()) {
     return RunLayers(pass, context, first, end, /*again=*/false, x, kept);
   }
   const auto runs = std::make_shared<int>(0);
@@ -91,11 +94,11 @@ Variable LayerRunner::RunLayers(const ForwardPass& pass, const Context& context,
     const bool ends = again && layer + 1 == end;
     uses_.BeginLayer(pass.tape, layer, /*prefetches=*/!ends);
     x = RunLayer(pass, context, block, x, kept);
-    if (plan_.segment > 1) pass.tape.OnBackward([x] { x.ForgetValue(); });
+    if (plan_.recompute_segment > 1) pass.tape.OnBackward([x] { x.ForgetValue(); });
     const bool is_last = layer + 1 == static_cast<int64_t>(blocks_.size()) && part_.chunks == 1;
     // Before a segment's first layer the backward runs the segment before it, from its first layer
     // on.
-    const int64_t before = layer - (layer == first ? plan_.segment : 1);
+    const int64_t before = layer - (layer == first ? plan_.recompute_segment : 1);
     uses_.EndLayer(pass.tape, layer, before, ends || (pass.tape.recording() && is_last));
   }
   return x;
@@ -120,7 +123,7 @@ Variable LayerRunner::RunLayer(const ForwardPass& pass, const Context& context, 
 // The backward of the last segment comes first, so it keeps its activations on the device.
 bool LayerRunner::Offloads(int64_t segment) const {
   return plan_.recompute != Recompute::kNone &&
-         (segment + 1) * plan_.segment < static_cast<int64_t>(blocks_.size());
+         (segment + 1) * plan_.recompute_segment < static_cast<int64_t>(blocks_.size());
 }
 
 // Runs after the segment's forward is queued. By then the segment before it has copied its

@@ -50,7 +50,7 @@ class LayerRunner {
  private:
   // What the layers of one Run share.
   struct Context {
-    BlockParts parts;
+    LayerMemory parts;
     GradientsReady ready;
     // The tokens whose attention a recomputation computes again; null: none.
     std::shared_ptr<const AttentionSchedule> recomputed;

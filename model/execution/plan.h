@@ -9,17 +9,14 @@
 
 namespace burst {
 
-struct ExecutionPlan {
-  // The precision to which the layers' projections round their factors; the head keeps the model's
-  // dtype.
-  LinearPrecision linear_precision = LinearPrecision::kTensors;
-
+// How a layer saves memory. The options of //train have the names and defaults of these fields.
+struct LayerMemory {
   // Selects the values that layers save for the backward.
   Recompute recompute = Recompute::kNone;
   // Layers of a segment. With more than one, only the input of a segment's first layer is saved.
   // The backward runs the segment once more, and then each of its layers as `recompute` says. 1 if
   // nothing is recomputed.
-  int64_t segment = 1;
+  int64_t recompute_segment = 1;
 
   // Tokens that a feed-forward, with its normalization, takes at a time. It saves nothing: the
   // backward runs it again (RecomputeInChunks). 0: all at once. Not with tensor parallelism.
@@ -28,6 +25,18 @@ struct ExecutionPlan {
   // saves the result of a group alone (RecomputeInParts). Divides the KV heads. 0: all at once. Not
   // with tensor parallelism, nor in passes that fill a cache.
   int64_t head_chunk = 0;
+
+  bool KeepsAttention() const {
+    return recompute == Recompute::kSelective || recompute == Recompute::kSequence;
+  }
+  // Returns how many of `kv_heads` attention takes at a time.
+  int64_t HeadsAtATime(int64_t kv_heads) const { return head_chunk > 0 ? head_chunk : kv_heads; }
+};
+
+struct ExecutionPlan : LayerMemory {
+  // The precision to which the layers' projections round their factors; the head keeps the model's
+  // dtype.
+  LinearPrecision linear_precision = LinearPrecision::kTensors;
 
   // Activations of recomputing layers wait for the backward in the host's memory, except the last
   // segment's. `tokens`: the most of a pass on this rank, `attended`: those for which attention's
@@ -50,10 +59,6 @@ struct ExecutionPlan {
     int64_t tokens = 0;
   };
   Exact exact = {};
-
-  bool KeepsAttention() const {
-    return recompute == Recompute::kSelective || recompute == Recompute::kSequence;
-  }
 };
 
 }  // namespace burst

@@ -24,11 +24,12 @@ Variable FeedForwardInChunks(const Block& block, int64_t chunk, const ForwardPas
 }
 
 // Returns h + dropout(ffn(norm(h))).
-Variable AddFeedForward(const Block& block, const BlockParts& parts, const ForwardPass& pass,
+Variable AddFeedForward(const Block& block, const LayerMemory& parts, const ForwardPass& pass,
                         const Variable& h) {
   ReachOp(static_cast<int>(block.layer()), "feed-forward");
   return Residual(pass, h, FeedForwardSite(block.layer()), [&](const Variable& residual) {
     if (parts.ffn_chunk > 0) {
+      BURST_CHECK(pass->parallel->ranks() == 1) << "a tensor-parallel layer in chunks";
       return FeedForwardInChunks(block, parts.ffn_chunk, pass, h, residual);
     }
     return block.FeedForwardBranch(pass, h, residual,
@@ -62,7 +63,7 @@ Variable AttendGroup(const Block& block, int64_t ffn_chunk, const ForwardPass& p
 // Returns attention's result of all heads, [batch, length, heads, head_dim], one group of heads at
 // a time. Every group normalizes its chunks again. So the only tensors of all tokens and the whole
 // width are x and its gradient.
-Variable AttendInGroups(const Block& block, const BlockParts& parts, const ForwardPass& pass,
+Variable AttendInGroups(const Block& block, const LayerMemory& parts, const ForwardPass& pass,
                         const Variable& x) {
   const SelfAttention& attention = block.attention();
   BURST_CHECK(pass->parallel->ranks() == 1 && attention.kv_heads() % parts.head_chunk == 0);
@@ -86,7 +87,7 @@ Variable AttendInGroups(const Block& block, const BlockParts& parts, const Forwa
 }
 
 // Runs the layer of an exact pass. The steps before attention and after it go chunk by chunk.
-Variable RunInTokenChunks(const Block& block, const BlockParts& parts, const ForwardPass& pass,
+Variable RunInTokenChunks(const Block& block, const LayerMemory& parts, const ForwardPass& pass,
                           const Variable& x) {
   const SelfAttention& attention = block.attention();
   const DType dtype = x.value().dtype();
@@ -113,11 +114,11 @@ Variable RunInTokenChunks(const Block& block, const BlockParts& parts, const For
 
 }  // namespace
 
-Variable RunBlock(const Block& block, const BlockParts& parts, const ForwardPass& pass,
+Variable RunBlock(const Block& block, const LayerMemory& parts, const ForwardPass& pass,
                   const Variable& x) {
   if (pass->chunks != nullptr) return RunInTokenChunks(block, parts, pass, x);
   const SelfAttention& attention = block.attention();
-  const bool in_groups = parts.head_chunk > 0 && parts.head_chunk < attention.kv_heads();
+  const bool in_groups = parts.HeadsAtATime(attention.kv_heads()) < attention.kv_heads();
   if (!in_groups && parts.ffn_chunk == 0) return block.Forward(pass, x);
   ReachOp(static_cast<int>(block.layer()), "projections", /*on_device=*/true);
   const Variable h = Residual(pass, x, AttentionSite(block.layer()), [&](const Variable& residual) {

@@ -65,7 +65,7 @@ struct Saving {
 void Set(const Saving& saving, Transformer* model) {
   ExecutionPlan plan;
   plan.recompute = saving.recompute;
-  plan.segment = saving.segment;
+  plan.recompute_segment = saving.segment;
   plan.ffn_chunk = saving.ffn_chunk;
   plan.head_chunk = saving.head_chunk;
   plan.offload.activations = saving.offload;

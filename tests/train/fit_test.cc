@@ -24,8 +24,8 @@ TEST(Fit, TakesTheFastestThatFits) {
   ASSERT_TRUE(question.ok()) << question.status();
   GpuModel gpu = question->gpu;
   const StepPlan given = PlanFor(small), full = PlanFor(small, {"--recompute=full", "--zero=3"});
-  const Choices all = {true, true, true, true, true};
-  const auto fit = [&](int64_t memory, const Choices& choices) {
+  const MayChoose all = [](absl::string_view) { return true; };
+  const auto fit = [&](int64_t memory, const MayChoose& choices) {
     gpu.memory = static_cast<double>(memory + kUnplannedBytes);
     absl::StatusOr<FittedPlan> fitted = FitStep(question->setup, gpu, 0, choices);
     EXPECT_TRUE(fitted.ok()) << fitted.status();
@@ -43,7 +43,8 @@ TEST(Fit, TakesTheFastestThatFits) {
   }
   EXPECT_GT(seconds, 0);
   // The search changes only options that may be chosen.
-  const FittedPlan chosen = fit(full.peak_bytes, {/*zero=*/true, false, false, false, false});
+  const FittedPlan chosen =
+      fit(full.peak_bytes, [](absl::string_view option) { return option == "zero"; });
   EXPECT_FALSE(absl::StrContains(chosen.options, "recompute")) << chosen.options;
   EXPECT_FALSE(Fits(chosen.plan, gpu));
 }
@@ -59,7 +60,7 @@ TEST(Fit, OffloadsTheOptimizerWhereNothingElseFits) {
   offloaded.setup.config.offload = Offload::kOptimizer;
   const StepPlan smaller = *PlanStep(offloaded.setup, question->gpu, 0);
   ASSERT_LT(smaller.peak_bytes, given.peak_bytes);
-  const Choices all = {true, true, true, true, true};
+  const MayChoose all = [](absl::string_view) { return true; };
   GpuModel gpu = question->gpu;
   EXPECT_EQ(FitStep(question->setup, gpu, 0, all)->options, "");
   gpu.memory = static_cast<double>(smaller.peak_bytes + kUnplannedBytes);
@@ -88,8 +89,9 @@ TEST(Fit, KeepsAnInputOfSeveralLayersWhereTheHostLacksMemory) {
   GpuModel gpu = question->gpu;
   gpu.memory = static_cast<double>(in_rows.peak_bytes + kUnplannedBytes);
   gpu.host_memory = static_cast<double>(in_rows.host_bytes);
-  const FittedPlan fitted =
-      *FitStep(question->setup, gpu, 0, {false, /*recompute=*/true, false, false, false});
+  const FittedPlan fitted = *FitStep(question->setup, gpu, 0, [](absl::string_view option) {
+    return option == "recompute" || option == "recompute_segment";
+  });
   EXPECT_EQ(fitted.options, "--recompute_segment=2");
   const absl::Status status = CheckFits(question->setup, given, gpu, 0);
   EXPECT_TRUE(absl::StrContains(status.message(), " it needs ")) << status;
@@ -132,7 +134,7 @@ TEST(Fit, ProposesNothingThatConflicts) {
     for (const double memory : {double{kUnplannedBytes}, 1.5 * kUnplannedBytes, 80 * kGiB}) {
       GpuModel gpu = question->gpu;
       gpu.memory = memory;
-      const auto fitted = FitStep(question->setup, gpu, 8, {true, true, true, true, true});
+      const auto fitted = FitStep(question->setup, gpu, 8, [](absl::string_view) { return true; });
       ASSERT_TRUE(fitted.ok()) << fitted.status();
       std::vector<std::string> again = all;
       for (absl::string_view option : absl::StrSplit(fitted->options, ' ', absl::SkipEmpty())) {

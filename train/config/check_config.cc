@@ -78,8 +78,7 @@ absl::Status CheckTensorParallel(const ResolvedConfig& config) {
 
 absl::Status CheckHeads(const ResolvedConfig& config) {
   const ModelConfig model = config.model.WithDefaults();
-  // The number of KV heads that attention takes at a time.
-  const int64_t kv_heads = config.head_chunk > 0 ? config.head_chunk : model.kv_heads;
+  const int64_t kv_heads = config.HeadsAtATime(model.kv_heads);
   const int64_t heads = model.heads / model.kv_heads * kv_heads;
   if (model.kv_heads % kv_heads != 0) {
     return InvalidOption("head_chunk", "must be a divisor of the ", model.kv_heads,

@@ -106,6 +106,20 @@ std::string TrainHelp() {
       "(or SIGTERM, SIGUSR1) finishes the step, writes a checkpoint and exits with 130.\n");
 }
 
+std::string ResolvedConfig::Sentences() const {
+  TrainConfig given;
+  const OptionTable table = TrainOptions(&given);
+  given = given_;  // set after the table has seen the defaults
+  return table.Sentences();
+}
+
+std::vector<std::string> ResolvedConfig::ChangesFrom(const PlainOptions& before) const {
+  TrainConfig was, is;
+  static_cast<PlainOptions&>(was) = before;
+  static_cast<PlainOptions&>(is) = *this;
+  return OptionTable::Changes(TrainOptions(&was), TrainOptions(&is));
+}
+
 std::string ResolvedConfig::ToJson() const {
   TrainConfig given = given_;
   return TrainOptions(&given).ToJson();

@@ -23,6 +23,7 @@
 #include "burst/comm/mesh.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
+#include "model/execution/plan.h"
 #include "train/config/agreed_options.h"
 #include "train/data/tokenizer.h"
 #include "train/huggingface/pretrained.h"
@@ -59,7 +60,7 @@ absl::StatusOr<Resume> ParseResume(absl::string_view text);
 
 // Options that have the same value before and after they are resolved (but paths become absolute).
 // A field's initial value is the option's default; train_options.cc says what it is for.
-struct PlainOptions {
+struct PlainOptions : LayerMemory {
   std::string data = "kjv";  // "kjv": the King James Bible that is built in
   std::string val_data;
   std::string field = "text";  // the key of the text in lines of JSON
@@ -78,10 +79,6 @@ struct PlainOptions {
   double clip = 1.0;  // 0: no clipping
   int64_t seed = 1;
 
-  Recompute recompute = Recompute::kNone;
-  int64_t recompute_segment = 1;  // in layers
-  int64_t ffn_chunk = 0;          // in tokens; 0: all
-  int64_t head_chunk = 0;         // in KV heads; 0: all
   Offload offload = Offload::kNone;
   int64_t zero = 0;       // the stage of StateSharding
   int64_t pp = 1;         // the number of pipeline stages
@@ -188,6 +185,10 @@ struct ResolvedConfig : PlainOptions {
   BurstAttentionOptions AttentionOptions() const;
   Mask AttentionMask() const { return Mask::SlidingWindow(window); }
 
+  // Returns the sentences about options for the header of the run (Option::Says).
+  std::string Sentences() const;
+  // Returns the options whose values differ from `before`'s, as on the command line.
+  std::vector<std::string> ChangesFrom(const PlainOptions& before) const;
   // Returns the options as the user gave them, with absolute paths.
   const TrainConfig& given() const { return given_; }
 

@@ -244,7 +244,7 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
 // Sets the size of a burst+ulysses group: the largest number that divides the ranks and the heads.
 void ResolveUlysses(const TrainConfig& c, ResolvedConfig* config) {
   if (c.strategy != Strategy::kBurstUlysses) return;
-  const int64_t kv_heads = c.head_chunk > 0 ? c.head_chunk : config->model.WithDefaults().kv_heads;
+  const int64_t kv_heads = c.HeadsAtATime(config->model.WithDefaults().kv_heads);
   const int64_t most = std::gcd<int64_t>(config->mesh.sequence, kv_heads);
   config->ulysses = static_cast<int>(c.ulysses != -1 ? c.ulysses : most);
 }

@@ -144,6 +144,7 @@ void AddMemoryOptions(TrainConfig* c, OptionTable* t) {
   t->Add("recompute", &c->recompute, ParseRecompute)
       .Basic()
       .MayChange()
+      .Says("; $0 recomputation in the backward pass")
       .Help(
           "Recompute layers in the backward pass: full, selective (all but attention), or "
           "sequence (attention of the first half, too). none: store everything.");
@@ -152,11 +153,13 @@ void AddMemoryOptions(TrainConfig* c, OptionTable* t) {
       .Min(1)
       .Unit("layers")
       .MayChange()
+      .Says(" of $0 layers in a row")
       .Help("Store only the input of every N-th layer for --recompute.");
   t->Add("ffn_chunk", &c->ffn_chunk)
       .Min(0)
       .Unit("tokens")
       .MayChange()
+      .Says("; feed-forwards of $0 tokens at a time")
       .Help(
           "Compute feed-forwards N tokens at a time and again in the backward pass; results "
           "change by roundings. 0: all at once.");
@@ -164,14 +167,10 @@ void AddMemoryOptions(TrainConfig* c, OptionTable* t) {
       .Min(0)
       .Unit("KV heads")
       .MayChange()
+      .Says("; attention of $0 KV heads at a time")
       .Help(
           "Compute attention N KV heads at a time and project them again in the backward pass; "
           "results change by roundings. 0: all at once.");
-  t->Add("offload", &c->offload, ParseOffload)
-      .MayChange()
-      .Help(
-          "Keep activations (what recomputed layers store), optimizer (moments and fp32 weights), "
-          "or all in the memory of the host. none: on the GPU.");
   t->Add("zero", &c->zero)
       .Min(0)
       .Max(3)
@@ -179,11 +178,11 @@ void AddMemoryOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Divide between ranks (ZeRO) 1: the optimizer's state, 2: gradients, too, 3: "
           "parameters, too. 0: nothing.");
-  t->Add("plan", &c->plan)
+  t->Add("offload", &c->offload, ParseOffload)
       .MayChange()
       .Help(
-          "Refuse a run that does not fit the memory before its first step, and say what to "
-          "change (//train:plan).");
+          "Keep activations (what recomputed layers store), optimizer (moments and fp32 weights), "
+          "or all in the memory of the host. none: on the GPU.");
 }
 
 void AddRankOptions(TrainConfig* c, OptionTable* t) {
@@ -239,6 +238,11 @@ void AddRankOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Give each stage of --pp N runs of layers, which are idle for less time. 1: the "
           "schedule 1F1B.");
+  t->Add("plan", &c->plan)
+      .MayChange()
+      .Help(
+          "Refuse a run that does not fit the memory before its first step, and say what to "
+          "change (//train:plan).");
   t->Add("comm", &c->comm, ParseComm)
       .MayChange()
       .Help(

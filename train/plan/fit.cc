@@ -1,12 +1,15 @@
 #include "train/plan/fit.h"
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "burst/base/status.h"
 #include "train/config/conflicts.h"
 
@@ -15,15 +18,13 @@ namespace {
 
 constexpr int64_t kFfnChunk = 16384;  // tokens: long enough for GEMMs at their full rate
 
-constexpr int kOptions = 7;  // options that may be changed
-
 // Time for the search for the fewest changes. After it, the search returns what is known to fit.
 constexpr std::chrono::seconds kMostSearch{30};
 
 struct Candidate {
   ResolvedConfig config;
   std::string options;
-  int changes = 0;
+  size_t changes = 0;
 };
 
 struct Recomputation {
@@ -80,15 +81,15 @@ void SetChunks(const Chunks& value, ResolvedConfig* config) {
 
 // Returns the choices of each option by itself. A choice helps, and has no conflict with the
 // options that are fixed.
-Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
+Ranges RangesOf(const ResolvedConfig& given, const MayChoose& may_choose) {
   Ranges ranges{{{given.recompute, given.recompute_segment}},
                 {{given.ffn_chunk, given.head_chunk}},
                 {given.zero},
                 {given.offload}};
   ResolvedConfig fixed = given;  // the options without those that may be chosen
-  if (choices.offload) fixed.offload = Offload::kNone;
-  if (choices.recompute) SetRecomputation({Recompute::kFull}, &fixed);
-  if (choices.recompute) {
+  if (may_choose("offload")) fixed.offload = Offload::kNone;
+  if (may_choose("recompute") && may_choose("recompute_segment")) {
+    SetRecomputation({Recompute::kFull}, &fixed);
     ranges.recomputes = {
         {Recompute::kNone}, {Recompute::kSelective}, {Recompute::kSequence}, {Recompute::kFull}};
     for (int64_t segment = 2; 2 * segment <= given.model.layers && segment <= 8; segment *= 2) {
@@ -97,20 +98,21 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
     ranges.recomputes = AllowedOf(fixed, ranges.recomputes, SetRecomputation);
   }
   const int64_t local_tokens = given.batch / given.mesh.data * given.seqlen / given.mesh.sequence;
-  if (choices.ffn_chunk && given.ffn_chunk == 0 && local_tokens > kFfnChunk) {
+  if (may_choose("ffn_chunk") && given.ffn_chunk == 0 && local_tokens > kFfnChunk) {
     ranges.chunks.push_back({kFfnChunk, given.head_chunk});
     ranges.chunks = AllowedOf(fixed, ranges.chunks, SetChunks);
   }
   const int64_t fewest = FewestKvHeads(given);
-  if (choices.head_chunk && given.head_chunk == 0 && fewest < given.model.WithDefaults().kv_heads) {
+  if (may_choose("head_chunk") && given.head_chunk == 0 &&
+      fewest < given.model.WithDefaults().kv_heads) {
     ranges.chunks.push_back({ranges.chunks.back().ffn, fewest});
     ranges.chunks = AllowedOf(fixed, ranges.chunks, SetChunks);
   }
-  if (choices.zero) {
+  if (may_choose("zero")) {
     ranges.stages = AllowedOf(fixed, std::vector<int64_t>{0, 1, 2, 3},
                               [](int64_t stage, ResolvedConfig* c) { c->zero = stage; });
   }
-  if (choices.offload) {
+  if (may_choose("offload")) {
     ranges.offloads = AllowedOf(fixed,
                                 std::vector<Offload>{Offload::kNone, Offload::kActivations,
                                                      Offload::kOptimizer, Offload::kAll},
@@ -126,18 +128,9 @@ Candidate MakeCandidate(const ResolvedConfig& given, const Recomputation& recomp
   SetChunks(chunks, &candidate.config);
   candidate.config.offload = offload;
   candidate.config.zero = stage;
-  const auto add = [&](bool changed, const std::string& option) {
-    if (!changed) return;
-    absl::StrAppend(&candidate.options, candidate.options.empty() ? "" : " ", option);
-    ++candidate.changes;
-  };
-  add(recompute.kind != given.recompute, absl::StrCat("--recompute=", Name(recompute.kind)));
-  add(recompute.segment != given.recompute_segment,
-      absl::StrCat("--recompute_segment=", recompute.segment));
-  add(chunks.ffn != given.ffn_chunk, absl::StrCat("--ffn_chunk=", chunks.ffn));
-  add(chunks.heads != given.head_chunk, absl::StrCat("--head_chunk=", chunks.heads));
-  add(stage != given.zero, absl::StrCat("--zero=", stage));
-  add(offload != given.offload, absl::StrCat("--offload=", Name(offload)));
+  const std::vector<std::string> options = candidate.config.ChangesFrom(given);
+  candidate.options = absl::StrJoin(options, " ");
+  candidate.changes = options.size();
   return candidate;
 }
 
@@ -147,6 +140,70 @@ absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuMo
   changed.config = candidate.config;
   BURST_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(changed, gpu, gpus_per_node));
   return FittedPlan{candidate.options, std::move(plan)};
+}
+
+using Planner = std::function<absl::StatusOr<FittedPlan>(const Candidate&)>;
+
+// Returns the first plan that fits with the most recomputation and the largest ZeRO stage, or the
+// one that needs least memory.
+absl::StatusOr<FittedPlan> LeastMemory(const ResolvedConfig& given, const Ranges& ranges,
+                                       const GpuModel& gpu, const Planner& plan_of) {
+  std::optional<FittedPlan> least;
+  for (const Recomputation& recompute : ranges.recomputes) {
+    if (recompute.kind != ranges.recomputes.back().kind) continue;
+    for (const Offload offload : ranges.offloads) {
+      for (const Chunks& chunks : ranges.chunks) {
+        if (least.has_value() && Fits(least->plan, gpu)) return *std::move(least);
+        if (recompute.segment > 1 && !(chunks == ranges.chunks.back())) continue;
+        const Candidate candidate =
+            MakeCandidate(given, recompute, chunks, ranges.stages.back(), offload);
+        if (!Allowed(candidate.config)) continue;
+        BURST_ASSIGN_OR_RETURN(FittedPlan other, plan_of(candidate));
+        if (!least.has_value() || IsBetter(other.plan, least->plan, gpu)) least = std::move(other);
+      }
+    }
+  }
+  return *std::move(least);
+}
+
+// Returns all candidates without conflicts; those with fewer changes come first.
+std::vector<Candidate> ByChanges(const ResolvedConfig& given, const Ranges& ranges) {
+  std::vector<Candidate> candidates;
+  for (const Recomputation& recompute : ranges.recomputes) {
+    for (const Chunks& chunks : ranges.chunks) {
+      for (const int64_t stage : ranges.stages) {
+        for (const Offload offload : ranges.offloads) {
+          Candidate candidate = MakeCandidate(given, recompute, chunks, stage, offload);
+          if (Allowed(candidate.config)) candidates.push_back(std::move(candidate));
+        }
+      }
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const auto& a, const auto& b) { return a.changes < b.changes; });
+  return candidates;
+}
+
+// Returns the fastest of the plans that fit with the fewest changes; none if the search takes too
+// long.
+absl::StatusOr<std::optional<FittedPlan>> FewestChanges(const ResolvedConfig& given,
+                                                        const Ranges& ranges, const GpuModel& gpu,
+                                                        const Planner& plan_of) {
+  const auto deadline = std::chrono::steady_clock::now() + kMostSearch;
+  std::optional<FittedPlan> best;
+  size_t changes = 0;  // of the best
+  for (const Candidate& candidate : ByChanges(given, ranges)) {
+    if (candidate.changes == 0) continue;
+    if (best.has_value() && candidate.changes > changes) break;
+    if (std::chrono::steady_clock::now() >= deadline) break;
+    BURST_ASSIGN_OR_RETURN(FittedPlan other, plan_of(candidate));
+    if (!Fits(other.plan, gpu)) continue;
+    if (!best.has_value() || other.plan.step_seconds < best->plan.step_seconds) {
+      best = std::move(other);
+      changes = candidate.changes;
+    }
+  }
+  return best;
 }
 
 std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
@@ -176,8 +233,8 @@ std::string Needs(const StepPlan& plan, const GpuModel& gpu) {
 // the search ends with the first kind of recomputation whose step fits without one. The largest
 // stage needs least memory.
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
-                                   int gpus_per_node, const Choices& choices) {
-  const Ranges ranges = RangesOf(setup.config, choices);
+                                   int gpus_per_node, const MayChoose& may_choose) {
+  const Ranges ranges = RangesOf(setup.config, may_choose);
   std::optional<FittedPlan> best;  // or the smallest one, while none fits
   const auto consider = [&](FittedPlan other) {
     const bool fits = Fits(other.plan, gpu);
@@ -218,60 +275,23 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
                        int gpus_per_node) {
   if (Fits(plan, gpu)) return absl::OkStatus();
   const std::string error = absl::StrCat("a step needs ", Needs(plan, gpu));
-  const Ranges ranges = RangesOf(setup.config, {true, true, true, true, true});
-  std::optional<FittedPlan> least;
-  for (const Recomputation& recompute : ranges.recomputes) {
-    if (recompute.kind != ranges.recomputes.back().kind) continue;
-    for (const Offload offload : ranges.offloads) {
-      for (const Chunks& chunks : ranges.chunks) {
-        const bool enough = least.has_value() && Fits(least->plan, gpu);
-        if (enough || (recompute.segment > 1 && !(chunks == ranges.chunks.back()))) continue;
-        const Candidate candidate =
-            MakeCandidate(setup.config, recompute, chunks, ranges.stages.back(), offload);
-        if (!Allowed(candidate.config)) continue;
-        BURST_ASSIGN_OR_RETURN(FittedPlan other,
-                               PlanCandidate(setup, gpu, gpus_per_node, candidate));
-        if (!least.has_value() || IsBetter(other.plan, least->plan, gpu)) least = std::move(other);
-      }
-    }
-  }
-  if (!Fits(least->plan, gpu)) {
-    const std::string at_least =
-        least->options.empty()
-            ? ""
-            : absl::StrCat("; with ", least->options, " ", Amounts(least->plan, gpu));
+  const Ranges ranges = RangesOf(setup.config, [](absl::string_view) { return true; });
+  const auto plan_of = [&](const Candidate& candidate) {
+    return PlanCandidate(setup, gpu, gpus_per_node, candidate);
+  };
+  BURST_ASSIGN_OR_RETURN(FittedPlan least, LeastMemory(setup.config, ranges, gpu, plan_of));
+  if (!Fits(least.plan, gpu)) {
+    const std::string at_least = least.options.empty() ? ""
+                                                       : absl::StrCat("; with ", least.options, " ",
+                                                                      Amounts(least.plan, gpu));
     return absl::ResourceExhaustedError(absl::StrCat(
         error, at_least, "; more GPUs, a shorter --seqlen or a smaller --batch need less"));
   }
-  const auto deadline = std::chrono::steady_clock::now() + kMostSearch;
-  const auto in_time = [&] { return std::chrono::steady_clock::now() < deadline; };
-  for (int changes = 1; changes <= kOptions && in_time(); ++changes) {
-    std::optional<FittedPlan> best;
-    for (const Recomputation& recompute : ranges.recomputes) {
-      for (const Chunks& chunks : ranges.chunks) {
-        for (const int64_t stage : ranges.stages) {
-          for (const Offload offload : ranges.offloads) {
-            const Candidate candidate =
-                MakeCandidate(setup.config, recompute, chunks, stage, offload);
-            const bool counts = candidate.changes == changes && Allowed(candidate.config);
-            if (!counts || !in_time()) continue;
-            BURST_ASSIGN_OR_RETURN(FittedPlan other,
-                                   PlanCandidate(setup, gpu, gpus_per_node, candidate));
-            if (!Fits(other.plan, gpu)) continue;
-            if (!best.has_value() || other.plan.step_seconds < best->plan.step_seconds) {
-              best = std::move(other);
-            }
-          }
-        }
-      }
-    }
-    if (best.has_value()) {
-      least = std::move(best);
-      break;
-    }
-  }
+  BURST_ASSIGN_OR_RETURN(std::optional<FittedPlan> fewest,
+                         FewestChanges(setup.config, ranges, gpu, plan_of));
+  if (fewest.has_value()) least = *std::move(fewest);
   return absl::ResourceExhaustedError(
-      absl::StrCat(error, "; with ", least->options, " it needs ", Amounts(least->plan, gpu)));
+      absl::StrCat(error, "; with ", least.options, " it needs ", Amounts(least.plan, gpu)));
 }
 
 }  // namespace burst

@@ -1,17 +1,17 @@
 // Chooses options that trade time for memory, by planning a step with each of them.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "train/plan/plan.h"
 
 namespace burst {
 
-// Says which options may be chosen; the others stay.
-struct Choices {
-  bool zero = false, recompute = false, ffn_chunk = false, head_chunk = false, offload = false;
-};
+// Says whether an option may be chosen; the others stay.
+using MayChoose = std::function<bool(absl::string_view option)>;
 
 struct FittedPlan {
   std::string options;  // the choice: "--zero=3 --recompute=selective"; empty: nothing
@@ -21,7 +21,7 @@ struct FittedPlan {
 // Returns the fastest step that fits; if none fits, the step that needs least. `setup` and
 // `gpus_per_node` are as for PlanStep.
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
-                                   int gpus_per_node, const Choices& choices);
+                                   int gpus_per_node, const MayChoose& may_choose);
 
 // Returns ResourceExhausted if a step needs more memory than a GPU has, or more than its share of
 // the host. The message names the fewest options to change so that it fits (or some, if half a

@@ -70,36 +70,13 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   for (const char* name : {"seqlen", "batch", "accumulate", "precision", "recompute"}) {
     t.AddShared(train, name).Basic();
   }
-  for (const char* name : {"window", "model.dropout", "model.attention_dropout",
-                           "model.attention_softcap", "model.attention_sinks"}) {
-    t.AddShared(train, name);
-  }
+  t.AddSharedGroup(train, "model");
   constexpr char kUnread[] = "Without effect if the model says its vocabulary, unless --packed.";
   t.AddShared(train, "data", kUnread);
   t.AddShared(train, "tokenizer", kUnread);
-  for (const char* name : {"packed",
-                           "dp",
-                           "sp",
-                           "tp",
-                           "pp",
-                           "pp_chunks",
-                           "strategy",
-                           "layout",
-                           "ulysses",
-                           "ring_backward",
-                           "ring_grad_dtype",
-                           "ranks_per_node",
-                           "recompute_segment",
-                           "ffn_chunk",
-                           "head_chunk",
-                           "offload",
-                           "zero",
-                           "deterministic",
-                           "attention_fp8",
-                           "exact",
-                           "exact_chunk"}) {
-    t.AddShared(train, name);
-  }
+  for (const char* name : {"packed", "dp", "sp", "tp", "pp", "pp_chunks"}) t.AddShared(train, name);
+  t.AddSharedGroup(train, "memory");
+  t.AddSharedGroup(train, "attention over ranks");
   AddConflictsToHelp(&t);
   return t;
 }

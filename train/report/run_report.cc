@@ -66,19 +66,6 @@ std::string State(const ResolvedConfig& config, const ParameterList::KeptBytes& 
 
 std::string Model(const ResolvedConfig& config) {
   const ModelConfig& m = config.model;
-  std::string recomputed;
-  if (config.recompute != Recompute::kNone) {
-    recomputed = absl::StrFormat("; %s recomputation in the backward pass", Name(config.recompute));
-    if (config.recompute_segment > 1) {
-      absl::StrAppend(&recomputed, " of ", config.recompute_segment, " layers in a row");
-    }
-  }
-  if (config.ffn_chunk > 0) {
-    absl::StrAppend(&recomputed, "; feed-forwards of ", config.ffn_chunk, " tokens at a time");
-  }
-  if (config.head_chunk > 0) {
-    absl::StrAppend(&recomputed, "; attention of ", config.head_chunk, " KV heads at a time");
-  }
   const std::string weights =
       config.pretrained.has_value() ? absl::StrCat("; weights of ", config.pretrained->path,
                                                    config.pretrained->unread.empty() ? "" : "; ",
@@ -88,7 +75,7 @@ std::string Model(const ResolvedConfig& config) {
           : "";
   return absl::StrFormat("%d layers, width %d, %d heads (%d KV heads), vocabulary %d%s%s", m.layers,
                          m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads, m.vocab, weights,
-                         recomputed);
+                         config.Sentences());
 }
 
 std::string Attention(const ResolvedConfig& config) {

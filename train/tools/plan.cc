@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -104,7 +105,7 @@ absl::Status Draw(const std::vector<Row>& rows, const std::string& gpu, const st
 struct Question {
   GpuModel gpu;
   int gpus_per_node = 0;
-  Choices choices;
+  MayChoose may_choose;
   bool is_table = false;
   // One step, or those of a table; each with its meshes.
   std::vector<std::vector<MeshChoice>> steps;
@@ -116,12 +117,10 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   int64_t count = 0;
   BURST_ASSIGN_OR_RETURN(question.gpu, GpuOf(c, &count));
   question.gpus_per_node = static_cast<int>(c.gpus_per_node);
-  question.choices.zero = c.fit && !options.Given("zero");
-  question.choices.recompute =
-      c.fit && !options.Given("recompute") && !options.Given("recompute_segment");
-  question.choices.ffn_chunk = c.fit && !options.Given("ffn_chunk");
-  question.choices.head_chunk = c.fit && !options.Given("head_chunk");
-  question.choices.offload = c.fit && !options.Given("offload");
+  question.may_choose = [&](absl::string_view name) { return c.fit && !options.Given(name); };
+  const auto may_choose_all = [&](std::initializer_list<absl::string_view> names) {
+    return std::all_of(names.begin(), names.end(), question.may_choose);
+  };
   if (c.fit && c.train.exact) {
     return InvalidOption("fit", "is not for --exact, whose results its choices would change");
   }
@@ -133,10 +132,9 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   const std::vector<int64_t> seqlen = {c.train.seqlen}, gpus = {count};
   for (const int64_t tokens : c.seqlens.empty() ? seqlen : c.seqlens) {
     for (const int64_t number : c.counts.empty() ? gpus : c.counts) {
-      const bool mesh = c.fit && !options.Given("dp") && !options.Given("sp") &&
-                        !options.Given("tp") && !options.Given("pp") && !options.Given("pp_chunks");
-      const bool strategy = c.fit && !options.Given("strategy") && !options.Given("ulysses") &&
-                            !options.Given("ring_backward") && !options.Given("ranks_per_node");
+      const bool mesh = may_choose_all({"dp", "sp", "tp", "pp", "pp_chunks"});
+      const bool strategy =
+          may_choose_all({"strategy", "ulysses", "ring_backward", "ranks_per_node"});
       BURST_ASSIGN_OR_RETURN(auto step, MeshesOf(c, number, tokens, mesh, strategy));
       question.steps.push_back(std::move(step));
     }
@@ -156,8 +154,8 @@ absl::Status Answer(const Question& question) {
     FittedPlan fitted;
     for (const MeshChoice& choice : step) {
       BURST_ASSIGN_OR_RETURN(TrainingSetup other_setup, PreparePlan(choice.config));
-      BURST_ASSIGN_OR_RETURN(FittedPlan other,
-                             FitStep(other_setup, gpu, question.gpus_per_node, question.choices));
+      BURST_ASSIGN_OR_RETURN(
+          FittedPlan other, FitStep(other_setup, gpu, question.gpus_per_node, question.may_choose));
       if (setup.has_value() && !IsBetter(other.plan, fitted.plan, gpu)) continue;
       if (!choice.options.empty()) {
         other.options =

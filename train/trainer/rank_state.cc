@@ -66,12 +66,8 @@ ExecutionPlan::Offload OffloadOf(const ResolvedConfig& config) {
 }
 
 ExecutionPlan PlanOf(const ResolvedConfig& config, int64_t step_tokens) {
-  ExecutionPlan plan;
+  ExecutionPlan plan = {config};
   if (config.fp8) plan.linear_precision = LinearPrecision::kFloat8;
-  plan.recompute = config.recompute;
-  plan.segment = config.recompute_segment;
-  plan.ffn_chunk = config.ffn_chunk;
-  plan.head_chunk = config.head_chunk;
   if (config.exact) plan.exact = {config.exact_chunk, step_tokens};
   plan.offload = OffloadOf(config);
   return plan;
