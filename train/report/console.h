@@ -1,5 +1,5 @@
-// Prints a run: a table of its configuration, then a line that is rewritten in place on a terminal,
-// or printed now and then elsewhere.
+// Prints a run: a table of its configuration, then a live line. On a terminal the line is rewritten
+// in place; elsewhere it is printed now and then.
 #pragma once
 
 #include <chrono>
@@ -14,10 +14,10 @@
 
 namespace burst {
 
-// Peak against which a step's arithmetic is measured.
+// The peak with which a step's arithmetic is compared.
 struct Throughput {
   Transformer::FlopsPerToken flops_per_token;
-  double peak_flops = 0;  // of all ranks together, per second; 0: unknown
+  double peak_flops = 0;  // FLOP/s of all ranks together; 0: unknown
 };
 
 class Console {
@@ -25,9 +25,9 @@ class Console {
   Console(int64_t steps, int64_t log_every, const Throughput& throughput);
 
   void Table(absl::string_view title, const std::vector<std::pair<std::string, std::string>>& rows);
-  // The live line.
+  // Prints the live line.
   void Step(const StepMetrics& metrics);
-  // A line that stays.
+  // Prints a line that stays.
   void Print(absl::string_view line);
 
  private:
@@ -38,7 +38,7 @@ class Console {
   const bool is_terminal_;
   bool line_open_ = false;  // the live line is on the screen
   int64_t first_step_ = -1;
-  std::chrono::steady_clock::time_point start_;  // of the first step shown
+  std::chrono::steady_clock::time_point start_;  // the start of the first step shown
   double smoothed_tokens_per_second_ = 0;
 };
 

@@ -15,19 +15,19 @@ namespace burst {
 
 struct StepMetrics {
   int64_t step = 0;    // 1 for the first
-  int64_t tokens = 0;  // seen so far, this step's included
-  double loss = 0;     // mean over the step's targets, before its update; nats
+  int64_t tokens = 0;  // tokens seen so far, with this step's
+  double loss = 0;     // the mean over the step's targets, before its update; in nats
   double lr = 0;
   double grad_norm = 0;  // before clipping
   double tokens_per_second = 0;
   double step_ms = 0;
-  // Idle time of a pipeline's stages divided by their busy time, summed over ranks. It is measured
-  // from the begin of the first stage's first pass to the end of its last one, by the devices'
-  // clocks. Messages and slower stages count as idle time where other stages wait for them.
-  // PipelineBubble is the value by the formula.
+  // The idle time of a pipeline's stages divided by their busy time, summed over ranks. It is
+  // measured from the begin of the first stage's first pass to the end of its last one, by the
+  // devices' clocks. Waiting for messages and slower stages counts as idle time. PipelineBubble is
+  // the value by the formula.
   std::optional<double> pipeline_bubble;
   std::optional<double> val_loss;  // after the update
-  bool skipped = false;            // not finite, so no update was made
+  bool skipped = false;            // loss or gradient was not finite, so there was no update
 };
 
 class MetricsLog {
@@ -40,16 +40,16 @@ class MetricsLog {
   MetricsLog& operator=(MetricsLog&&) = delete;
   ~MetricsLog();
 
-  // Hands a row to the system, in one piece: it outlives the process. Not-a-number is written as
+  // Gives a row to the system in one piece, so it outlives the process. Writes not-a-number as
   // null.
   absl::Status Append(const StepMetrics& row);
-  // Flushes the rows to the disk: they outlive the machine's power.
+  // Flushes the rows to the disk, so they outlive a power failure.
   absl::Status Sync() const;
 
-  // FailedPrecondition where the path no longer leads to the file: the rows are lost.
+  // Returns FailedPrecondition if the path no longer leads to the file: the rows are lost.
   absl::Status CheckStillThere() const;
 
-  // Adds the validation loss to the last row, of which there is one, in its place.
+  // Adds the validation loss to the last row in its place. There must be a row.
   absl::Status SetLastValLoss(double val_loss);
 
   const std::vector<StepMetrics>& rows() const { return rows_; }
@@ -61,11 +61,11 @@ class MetricsLog {
 
   std::string path_;
   int fd_ = -1;
-  int64_t last_row_ = 0, end_ = 0;  // bytes before the last row, and in all
+  int64_t last_row_ = 0, end_ = 0;  // bytes before the last row, and of all rows
   std::vector<StepMetrics> rows_;
 };
 
-// loss.svg: training and validation loss by step.
+// Returns loss.svg: training and validation loss by step.
 std::string LossPlotSvg(absl::string_view title, const std::vector<StepMetrics>& rows);
 
 }  // namespace burst

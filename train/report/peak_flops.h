@@ -1,12 +1,12 @@
-// The peak that MFU is measured against.
+// Measures the peak with which MFU is computed.
 #pragma once
 
 #include "burst/tensor/tensor.h"
 
 namespace burst {
 
-// The best rate of this rank's GEMMs in the dtype over about 0.2 s, in multiply-add FLOPs
-// (2 per multiply-add) a second: on the CPU with this rank's threads, on a GPU with cuBLAS.
+// Returns the best rate of this rank's GEMMs in the dtype over about 0.2 s, in FLOP/s with 2 FLOPs
+// for a multiply-add: on the CPU with this rank's threads, on a GPU with cuBLAS.
 double MeasurePeakFlops(DeviceType device, DType dtype);
 
 }  // namespace burst

@@ -1,10 +1,10 @@
 // The folder a run leaves: config.json, metrics.jsonl, loss.svg and checkpoints
-// (train/checkpoint/kept_checkpoints.h says which, and what holds when a run is killed).
+// (train/checkpoint/kept_checkpoints.h lists them, and says what a killed run leaves).
 //
-// One process writes to it, rank 0's. It holds the lock on the folder's file .lock from before it
-// reads the checkpoint, or makes the first file, until it ends. Every file but metrics.jsonl is
-// replaced in one piece. metrics.jsonl grows by whole lines, and on the disk has a row for every
-// step up to the newest checkpoint's.
+// Only rank 0's process writes to it. It locks the folder's file .lock before it reads the
+// checkpoint or makes the first file, and until it ends. Every file but metrics.jsonl is replaced
+// in one piece. metrics.jsonl grows by whole lines, and on the disk has a row for every step up to
+// the newest checkpoint's.
 #pragma once
 
 #include <functional>
@@ -29,23 +29,23 @@ std::string DataCacheFolder(const ResolvedConfig& config);
 // The lock on a run folder. Null, with a warning on stderr, on a file system that has no locks.
 using RunLock = std::shared_ptr<const FileLock>;
 
-// FailedPrecondition that names the holder, when another run is at work there. With `wait`, for a
-// job that takes over from one that is ending: waits for it up to a minute, and says so on stdout.
+// Locks a folder. FailedPrecondition names the holder if another run works there. With `wait`, for
+// a job that follows one that is ending, it waits up to a minute and says so on stdout.
 absl::StatusOr<RunLock> LockRunFolder(const std::string& folder, bool wait);
 
 class RunFolder {
  public:
-  // A new run's: makes the folder that the options name, or the next free runs/<model>-<number>,
-  // and locks it. FailedPrecondition where it holds a checkpoint, a model, or a file of one of a
-  // run's names that is not a run's.
+  // Makes and locks a new run's folder: the one that the options name, or the next free
+  // runs/<model>-<number>. FailedPrecondition means that it holds a checkpoint, a model, or a file
+  // with a run's name that no run made.
   static absl::StatusOr<RunFolder> Make(const ResolvedConfig& config);
-  // Returns the folder of a run that continues from `resumed`, its newest checkpoint. `lock`: the
+  // Returns the folder of a run that continues from `resumed`, its newest checkpoint. `lock` is the
   // lock on that folder.
   static absl::StatusOr<RunFolder> Continue(const ResolvedConfig& config,
                                             const CheckpointInfo& resumed, RunLock lock);
 
-  // Does what a run did not come to that is complete and was killed after its last save: the best
-  // checkpoint, and what no checkpoint needs. Whether there was something. `lock`: on the folder.
+  // Ends a complete run that was killed after its last save: names the best checkpoint, and removes
+  // unused files. Returns whether there was something to do. `lock` is the lock on the folder.
   static absl::StatusOr<bool> Repair(const ResolvedConfig& config, const CheckpointInfo& resumed,
                                      const RunLock& lock);
 
@@ -55,10 +55,10 @@ class RunFolder {
   const MetricsLog& metrics() const { return metrics_; }
   const KeptCheckpoints& checkpoints() const { return checkpoints_; }
 
-  // Keeps a checkpoint that `write` writes to a path, atomically. On any thread, one at a time;
-  // metrics() may be written to meanwhile, checkpoints() not be looked at. FailedPrecondition, and
-  // nothing is written, where the lock's file is gone: the folder may be another run's by now.
-  // Also, after the save, where metrics.jsonl is gone.
+  // Keeps a checkpoint that `write` writes to a path, atomically, on any thread, one at a time.
+  // Meanwhile metrics() may be written to, but checkpoints() must not be used. FailedPrecondition
+  // means that the lock's file is gone, so the folder may be another run's and nothing is written,
+  // or, after the save, that metrics.jsonl is gone.
   absl::Status Save(const CheckpointInfo& info,
                     const std::function<absl::Status(const std::string& path)>& write);
 

@@ -21,15 +21,15 @@ namespace burst {
 
 class RunReport {
  public:
-  // The values that the trainer knows in addition to the setup.
+  // Values that the trainer knows in addition to the setup.
   struct Facts {
-    int64_t step = 0;  // completed, of a resumed run
+    int64_t step = 0;  // the completed steps of a resumed run
     int64_t sequences_per_epoch = 0;
     Throughput throughput;
-    ParameterList::KeptBytes kept;  // by rank 0
+    ParameterList::KeptBytes kept;  // the bytes that rank 0 keeps
   };
 
-  // Opens the run folder; with `prints`, prints a table of what will be trained on what.
+  // Opens the run folder. With `prints`, prints a table of the model and the data.
   static absl::StatusOr<std::unique_ptr<RunReport>> Open(const TrainingSetup& setup,
                                                          const Facts& facts, bool prints);
 
@@ -37,29 +37,29 @@ class RunReport {
   bool prints() const { return console_ != nullptr; }
 
   // Records a step's row of metrics.jsonl (and TensorBoard's scalars), or its evaluation in the
-  // last row. LacksEvaluation: whether the last row is of that step and has no evaluation.
+  // last row. LacksEvaluation returns whether the last row is that step's and has no evaluation.
   absl::Status Record(const StepMetrics& metrics);
   absl::Status Evaluated(double val_loss);
   bool LacksEvaluation(int64_t step) const;
-  // A step's line, and what else is to be said of it. `saved`: not tried to, or done; a step after
-  // which the model is not finite is not saved.
+  // Prints a step's line and remarks. `saved` is false if a save was due and the model was not
+  // finite.
   void Print(const StepMetrics& metrics, bool saved);
   void PrintEvaluation(int64_t step, double val_loss);
   // Call it after a save. Says once if only the newest checkpoint is kept, because the file system
   // has no hard links.
   void Saved();
-  // The end of a run that was asked to stop after `step` steps.
+  // Prints the end of a run that was asked to stop after `step` steps.
   void Stopped(int64_t step);
-  // The end of a complete run: its time, the most tensor memory this rank used, and a text that the
-  // model wrote; may be empty.
+  // Prints the end of a complete run: its time, the most tensor memory that this rank used, and a
+  // text by the model, which may be empty.
   void Finished(int64_t steps, double seconds, int64_t peak_bytes, absl::string_view sample);
 
  private:
   explicit RunReport(RunFolder folder) : folder_(std::move(folder)) {}
 
   RunFolder folder_;
-  std::unique_ptr<Console> console_;           // null: silent
-  std::optional<TensorBoardLog> tensorboard_;  // none: not asked for
+  std::unique_ptr<Console> console_;           // null: the run is silent
+  std::optional<TensorBoardLog> tensorboard_;  // none: without --tensorboard
   bool told_of_links_ = false;
 };
 

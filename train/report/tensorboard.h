@@ -1,6 +1,6 @@
-// Writes the metrics of a run as TensorBoard reads them: an event file next to metrics.jsonl. It is
-// in TFRecord framing (tensorflow.org/tutorials/load_data/tfrecord), each record an Event of
-// TensorFlow's event.proto. `tensorboard --logdir=runs` shows the runs of a folder.
+// Writes a run's metrics for TensorBoard: an event file next to metrics.jsonl, in TFRecord framing
+// (tensorflow.org/tutorials/load_data/tfrecord). Each record is an Event of TensorFlow's
+// event.proto. `tensorboard --logdir=runs` shows the runs of a folder.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ namespace burst {
 class TensorBoardLog {
  public:
   // Makes a new file events.out.tfevents.<time>.<host>.<pid> in `folder`. A run that continues
-  // after `last_step` steps tells TensorBoard to drop what earlier files have of later ones.
+  // after `last_step` steps tells TensorBoard to drop later steps of earlier files.
   static absl::StatusOr<TensorBoardLog> Create(const std::string& folder, int64_t last_step);
   TensorBoardLog(TensorBoardLog&& other);
   TensorBoardLog& operator=(TensorBoardLog&&) = delete;
   ~TensorBoardLog();
 
-  // The scalars loss/train, lr, grad_norm, tokens_per_second and step_ms of a step; pipeline_bubble
-  // and loss/validation if the row has them. Handed to the system in one piece: they outlive the
-  // process.
+  // Appends a step's scalars loss/train, lr, grad_norm, tokens_per_second and step_ms, and
+  // pipeline_bubble and loss/validation if the row has them. The system gets them in one piece, so
+  // they outlive the process.
   absl::Status Append(const StepMetrics& row);
   absl::Status AppendValLoss(int64_t step, double val_loss);
 

@@ -1,6 +1,6 @@
-// What the processes of a run compare before they train together: ranks with other options, another
-// model, other data or another checkpoint would train a model that nobody asked for. Each is
-// collective; every rank gets the same error, which names what differs and both values.
+// Compares the processes of a run before they train together. Ranks with other options, another
+// model, other data or another checkpoint would train a wrong model. Each function is collective.
+// Every rank gets the same error, which names the difference and both values.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,13 +10,13 @@
 
 namespace burst {
 
-// The version, and the options that must be alike; before anything is loaded.
+// Compares the version and the options that must agree, before anything is loaded.
 absl::Status AgreeOnOptions(const ResolvedConfig& config, Communicator* comm);
 
-// The model, the weights that a new run starts from, the data and the tokenizer.
+// Compares the model, the weights from which a new run starts, the data and the tokenizer.
 absl::Status AgreeOnSetup(const TrainingSetup& setup, Communicator* comm);
 
-// The checkpoint that is continued: a host may see an older one.
+// Compares the checkpoint from which the run continues, because a host may see an older one.
 absl::Status AgreeOnCheckpoint(const TrainingSetup& setup, Communicator* comm);
 
 }  // namespace burst

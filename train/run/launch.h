@@ -11,19 +11,19 @@
 
 namespace burst {
 
-// Runs body(communicator) on the ranks of `config` as threads of this process, each with its pool
-// of threads and, on cuda, its GPU; returns the first error.
+// Runs body(communicator) on the ranks of `config` as threads of this process, and returns the
+// first error. Each rank has its pool of threads and, on cuda, its GPU.
 absl::Status RunRanksInProcess(const ResolvedConfig& config,
                                const std::function<absl::Status(Communicator&)>& body);
 
-// Looks at a prepared run before its first step, on one rank; an error ends the run. The planner
-// refuses here what does not fit the memory (train/plan/check_run.h).
+// A check of a prepared run before its first step, on one rank. An error ends the run. The
+// planner's check refuses a step that does not fit into memory (train/plan/check_run.h).
 using RunCheck = std::function<absl::Status(TrainingSetup*)>;
 
-// Trains: prepares, checks, starts the ranks, and returns the first error. `mpi`: the communicator
-// of all processes with --comm=mpi, else null. With --comm=tcp, mpi and nccl every process calls
-// it; of those that fail together, one returns the error and the others Cancelled, so that it is
-// printed once. A process that fails alone takes the others down with its message.
+// Trains: prepares, checks, starts the ranks, and returns the first error. `mpi` is the
+// communicator of all processes with --comm=mpi, else null. With --comm=tcp, mpi and nccl every
+// process calls it. If several fail together, one returns the error and the others Cancelled, so it
+// is printed once. A process that fails alone ends the others with its message.
 absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi, const RunCheck& check);
 
 }  // namespace burst

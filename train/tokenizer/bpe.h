@@ -1,4 +1,4 @@
-// Byte-pair encoding of pieces of text (Sennrich et al., arXiv 1508.07909), over bytes.
+// Encodes pieces of text by byte-pair encoding over bytes (Sennrich et al., arXiv 1508.07909).
 #pragma once
 
 #include <array>
@@ -13,21 +13,22 @@
 
 namespace burst {
 
-// Any thread may use it, through a BpeMerger of its own.
+// A vocabulary that any thread may use, through its own BpeMerger.
 class BpeVocabulary {
  public:
-  // InvalidArgument unless every byte has a token.
+  // Creates a vocabulary. InvalidArgument means that a byte has no token.
   static absl::StatusOr<BpeVocabulary> Create(const BpeFile& file);
 
   int32_t byte_token(uint8_t byte) const { return byte_tokens_[byte]; }
-  // The token that is these bytes, where pieces may skip the merges; -1: none.
+  // Returns the token of exactly these bytes, if pieces may skip the merges; -1: none.
   int32_t WholePiece(absl::string_view bytes) const;
 
   struct Result {
-    uint32_t rank = UINT32_MAX;  // the lowest goes first
+    uint32_t rank = UINT32_MAX;  // the lowest rank is merged first
     int32_t token = -1;
   };
-  // The token that two neighbors become, and its rank; the largest rank if the pair stays.
+  // Returns the token that two neighbors become, and its rank. If the pair stays, the rank is the
+  // largest.
   Result Merge(int32_t left, int32_t right) const {
     const auto found = merges_.find(Key(left, right));
     return found == merges_.end() ? Result{} : found->second;
@@ -43,18 +44,18 @@ class BpeVocabulary {
   absl::flat_hash_map<std::string, int32_t> pieces_;  // empty unless pieces may skip the merges
 };
 
-// One thread's: remembers the tokens of short pieces.
+// Merges for one thread, and remembers the tokens of short pieces.
 class BpeMerger {
  public:
   explicit BpeMerger(const BpeVocabulary& vocabulary) : vocabulary_(vocabulary) {}
 
-  // Appends the tokens of a piece: as long as neighbors can be merged, those of the lowest rank
-  // are, the leftmost first.
+  // Appends the tokens of a piece. As long as neighbors can be merged, it merges the pair of the
+  // lowest rank, the leftmost first.
   void Append(absl::string_view piece, std::vector<int32_t>* tokens);
 
  private:
   struct Known {
-    uint32_t begin = 0, count = 0;  // in known_tokens_
+    uint32_t begin = 0, count = 0;  // a range of known_tokens_
   };
 
   void MergeShort(absl::string_view piece, std::vector<int32_t>* tokens);
@@ -64,7 +65,7 @@ class BpeMerger {
   absl::flat_hash_map<std::string, Known> known_;
   std::vector<int32_t> known_tokens_;
   std::vector<int32_t> symbols_;
-  std::vector<BpeVocabulary::Result> results_;  // of each symbol with the next one
+  std::vector<BpeVocabulary::Result> results_;  // the merge of each symbol with the next one
 };
 
 }  // namespace burst

@@ -1,8 +1,8 @@
 // A byte-level BPE tokenizer: text is cut at added tokens, then by a pattern into pieces, and each
 // piece is merged from its bytes (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
 //
-// Text is any bytes. Valid UTF-8 has the tokens that tiktoken and tokenizers give it. A run of
-// bytes that are not UTF-8 ends the text before it and is a piece of its own.
+// A text may have any bytes. Valid UTF-8 has the tokens that tiktoken and tokenizers give it. A run
+// of bytes that are not UTF-8 ends the text before it and is a separate piece.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,15 @@
 
 namespace burst {
 
-// Immutable; any thread may use it, through a BpeEncoder of its own.
+// An immutable tokenizer that any thread may use, through its own BpeEncoder.
 class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<BpeTokenizer> {
  public:
-  // InvalidArgument names the field that is wrong or not supported.
+  // Makes a tokenizer. InvalidArgument names the field that is wrong or not supported.
   static absl::StatusOr<std::shared_ptr<const BpeTokenizer>> FromTokenizerJson(
       absl::string_view text);
 
   int64_t vocab() const override { return static_cast<int64_t>(file_.tokens.size()); }
-  int32_t end_of_text() const override { return end_of_text_; }  // found by its name
+  int32_t end_of_text() const override { return end_of_text_; }  // it is found by its name
   absl::string_view Bytes(int32_t token) const override {
     return token < 0 || token >= vocab() ? absl::string_view() : file_.tokens[token];
   }
@@ -40,21 +40,21 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
   friend class BpeEncoder;
   // Added tokens to look for in a text.
   struct AddedTokens {
-    // A beginning of tokens' texts. Its continuations by one byte follow each other, bytes
-    // increase.
+    // A common beginning of tokens' texts. Its continuations by one byte are consecutive, in
+    // increasing order of bytes.
     struct Node {
-      int32_t first = 0, count = 0;  // of the continuations
-      int32_t token = -1;            // whose text it is
-      uint8_t byte = 0;              // its last one
+      int32_t first = 0, count = 0;  // the range of continuations
+      int32_t token = -1;            // the token with this text
+      uint8_t byte = 0;              // the last byte
     };
-    std::vector<Node> nodes;  // empty: no tokens; else the first is of the empty text
-    size_t longest = 0;       // of the texts
-    bool begins[256] = {};    // first bytes
+    std::vector<Node> nodes;  // empty: no tokens; else the first node is the empty text
+    size_t longest = 0;       // the length of the longest text
+    bool begins[256] = {};    // which bytes begin a text
 
-    // If two have the same text, the last counts.
+    // Takes the added tokens. If two have one text, the last counts.
     void Take(std::vector<std::pair<std::string, int32_t>> added);
-    // The longest that `text` begins with: its token, -1 where none does, and its length. Takes a
-    // step for each byte that one of them shares with the text, however many they are.
+    // Returns the longest token with which `text` begins (-1: none), and its length. Takes a step
+    // for each byte that some token shares with the text, whatever the number of tokens.
     std::pair<int32_t, size_t> Longest(absl::string_view text) const;
   };
 
@@ -77,11 +77,11 @@ class BpeEncoder : public FileEncoder {
                                       bool complete, std::vector<int32_t>* tokens) override;
 
  private:
-  // A part of the text that pieces do not reach across.
+  // A part of the text whose end no piece crosses.
   struct Part {
     enum class Kind { kText, kBroken, kAdded } kind = Kind::kText;
     size_t end = 0;
-    bool complete = true;  // false: it goes on in what follows the text
+    bool complete = true;  // false: the part goes on after the text
     int32_t token = -1;
   };
   struct Found {
@@ -96,7 +96,7 @@ class BpeEncoder : public FileEncoder {
   const BpeTokenizer::AddedTokens& added_;
   BpeMerger merger_;
   std::unique_ptr<PatternMatcher> matcher_;
-  Part run_;  // of UTF-8, or not, in the text that is being encoded
+  Part run_;  // the current run of UTF-8, or of other bytes
 };
 
 }  // namespace burst

@@ -1,6 +1,6 @@
-// How files of byte-level BPE write bytes: as the characters of GPT-2's encoder (Radford et al.,
-// 2019). Printable characters of Latin-1 stand for their bytes, U+0100 and following for the
-// others.
+// Reads and writes bytes as files of byte-level BPE do: by the characters of GPT-2's encoder
+// (Radford et al., 2019). Printable characters of Latin-1 stand for their bytes, U+0100 and
+// following for the other bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace burst {
 
-// The character that stands for a byte, as UTF-8.
+// Returns the character that stands for a byte, as UTF-8.
 std::string ByteLevelCharacter(uint8_t byte);
 
-// The bytes that a token of a file stands for; none if it has a character that stands for none.
+// Returns the bytes that a file's token stands for; none if a character does not stand for a byte.
 std::optional<std::string> BytesOfToken(absl::string_view token);
 
 }  // namespace burst

@@ -15,12 +15,12 @@
 
 namespace burst {
 
-// Says whether the text of a special token means that token, or is only text. A special token in a
-// document is part of the document. SentencePiece puts its space before the whole text, or, where
-// they are kAreTokensAndSpaced, also behind each such token (transformers' "legacy").
+// Says whether a special token's text means that token, or is only text. A special token in a
+// document is part of the document. SentencePiece puts its space before the whole text, with
+// kAreTokensAndSpaced also after each such token (transformers' "legacy").
 enum class Specials { kAreText, kAreTokens, kAreTokensAndSpaced };
 
-// For one thread.
+// Encodes text on one thread.
 class FileEncoder {
  public:
   static constexpr size_t kMore = absl::string_view::npos;
@@ -30,10 +30,10 @@ class FileEncoder {
   // Appends the tokens of a whole text.
   absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens);
 
-  // For a text that is read in parts. Appends the form of `text` that pieces are made of:
-  // normalized, if the tokenizer does that. `begins`: it is the beginning of the whole text. If the
-  // second of two parts begins with an ASCII character, their form is the first one's form followed
-  // by the second one's.
+  // Appends the form of `text` that pieces are made of: normalized, if the tokenizer does that.
+  // `text` may be a part; `begins` says that it begins the whole text. If the second of two parts
+  // begins with an ASCII character, their form is the first one's form followed by the second
+  // one's.
   virtual void AppendNormalized(absl::string_view text, bool begins, std::string* out) const = 0;
 
   // Appends the tokens of the pieces of a normalized text that begin in [begin, limit), where
@@ -44,20 +44,22 @@ class FileEncoder {
                                               bool complete, std::vector<int32_t>* tokens) = 0;
 };
 
-// Immutable; any thread may use it, through a FileEncoder of its own, which keeps it alive.
+// An immutable tokenizer that any thread may use, through its own FileEncoder, which keeps it
+// alive.
 class FileTokenizer {
  public:
   virtual ~FileTokenizer() = default;
 
   virtual int64_t vocab() const = 0;
-  // The token that separates documents; -1: none.
+  // Returns the token that separates documents; -1: none.
   virtual int32_t end_of_text() const = 0;
-  // The token that the file names for the beginning of a text; -1: none.
+  // Returns the token that the file names for the beginning of a text; -1: none.
   virtual int32_t begin_of_text() const { return -1; }
-  // The text that the token stands for in decoded text. Empty for ids beyond the vocabulary, and
-  // for those that are not used.
+  // Returns the token's bytes in decoded text. They are empty for unused ids and ids beyond the
+  // vocabulary.
   virtual absl::string_view Bytes(int32_t token) const = 0;
-  // How many bytes of the normalized text it stands for, where `text` begins with them.
+  // Returns the number of bytes of the normalized text that the token stands for. `text` begins
+  // with them.
   virtual size_t Length(int32_t token, absl::string_view text) const = 0;
   virtual std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const = 0;
 };

@@ -1,4 +1,4 @@
-// The special tokens that a tokenizer.json puts before a text.
+// Reads the special tokens that a tokenizer.json puts before a text.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace burst {
 
-// The tokens before a single text by the file's post_processor (TemplateProcessing, Bert's and
-// Roberta's, also within a Sequence): BOS; empty for a file without one. Tokens that the template
-// puts after the text are left out. InvalidArgument names the field that is not supported.
+// Returns the tokens before a single text (BOS) by the file's post_processor: TemplateProcessing,
+// Bert's and Roberta's, also within a Sequence. Without a post_processor there are none. Tokens
+// after the text are left out. InvalidArgument names the field that is not supported.
 absl::StatusOr<std::vector<int32_t>> TemplateBeginning(absl::string_view tokenizer_json);
 
 }  // namespace burst

@@ -1,5 +1,5 @@
-// SentencePiece's library behind plain types: its header declares an absl::string_view of its own,
-// so that no file can include it and abseil.
+// SentencePiece's library behind plain types. Its header declares its own absl::string_view, so a
+// file cannot include both it and abseil.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class SentencePieceProcessor;
 
 namespace burst {
 
-// Immutable once loaded; any thread may use it.
+// A loaded model, which is immutable and which any thread may use.
 class SentencePieceLibrary {
  public:
   enum class Kind { kText, kByte, kControl, kUnknown };
@@ -22,7 +22,7 @@ class SentencePieceLibrary {
   SentencePieceLibrary();
   ~SentencePieceLibrary();
 
-  // The bytes of a tokenizer.model. Returns what is wrong; empty: nothing.
+  // Loads the bytes of a tokenizer.model. Returns an error's text, or an empty one.
   std::string Load(const std::string& model);
 
   int size() const;
@@ -32,7 +32,7 @@ class SentencePieceLibrary {
   int end_of_text() const;                   // </s>; -1: none
   int begin_of_text() const;                 // <s>; -1: none
 
-  // Appends the tokens of a text. Returns what is wrong; empty: nothing.
+  // Appends the tokens of a text. Returns an error's text, or an empty one.
   std::string Encode(const char* text, size_t bytes, std::vector<int32_t>* tokens) const;
 
  private:

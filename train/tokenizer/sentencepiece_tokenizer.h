@@ -1,11 +1,11 @@
-// SentencePiece (Kudo and Richardson, arXiv 1808.06226), by its own library: tokenizer.model of
-// Llama 2, Mistral, Gemma. Its tokens equal those of the library's Encode for the whole text.
+// Tokenizes by SentencePiece's own library (Kudo and Richardson, arXiv 1808.06226): tokenizer.model
+// of Llama 2, Mistral, Gemma. The tokens equal the library's Encode of the whole text.
 //
 // Pieces of text are words. The library's tokens never reach from another character to a space,
 // unless the vocabulary says otherwise (then a text is one piece). A space equals the U+2581 that
 // the library writes for it.
 //
-// Text is any bytes; a byte that is not UTF-8 becomes U+FFFD, as in the library.
+// A text may have any bytes. A byte that is not UTF-8 becomes U+FFFD, as in the library.
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ namespace burst {
 class SentencePieceTokenizer : public FileTokenizer,
                                public std::enable_shared_from_this<SentencePieceTokenizer> {
  public:
-  // `model`: a tokenizer.model. InvalidArgument for other bytes. Also for a model that changes the
-  // text (normalization, extra spaces), has characters without tokens (no byte fallback), or writes
-  // spaces behind words: such text could not be given back.
+  // Makes a tokenizer of a tokenizer.model. InvalidArgument for other bytes. Also for a model that
+  // changes the text (normalization, extra spaces), has characters without tokens (no byte
+  // fallback), or writes spaces after words, because such text could not be decoded.
   static absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> FromModel(
       absl::string_view model);
 
   int64_t vocab() const override { return static_cast<int64_t>(bytes_.size()); }
   int32_t end_of_text() const override { return end_of_text_; }
   int32_t begin_of_text() const override { return library_.begin_of_text(); }
-  // A space for U+2581; one token for each byte of a character without token. The first token of a
-  // text has the space that the library adds. Control tokens (<s>) stand for nothing.
+  // Returns a token's bytes: a space for U+2581; one byte for a byte's token. The first token of a
+  // text has the space that the library adds. Control tokens (<s>) have no bytes.
   absl::string_view Bytes(int32_t token) const override {
     return token < 0 || token >= vocab() ? absl::string_view() : bytes_[token];
   }
@@ -48,7 +48,7 @@ class SentencePieceTokenizer : public FileTokenizer,
 
   SentencePieceLibrary library_;
   std::vector<std::string> bytes_;
-  std::vector<std::pair<std::string, int32_t>> controls_;  // text and id, <unk>'s, too
+  std::vector<std::pair<std::string, int32_t>> controls_;  // text and id, also of <unk>
   int32_t end_of_text_ = -1;
   bool adds_space_ = false;  // before the text
   bool pieces_are_words_ = true;
@@ -65,7 +65,7 @@ class SentencePieceEncoder : public FileEncoder {
 
  private:
   struct Known {
-    uint32_t begin = 0, count = 0;  // in known_tokens_
+    uint32_t begin = 0, count = 0;  // a range of known_tokens_
   };
   struct Control {
     size_t begin, length;

@@ -1,6 +1,6 @@
-// A regular expression that cuts a text into pieces, with the meaning that it has in tiktoken
-// (Rust's regex) and tokenizers (Oniguruma): PCRE2, told what these take for a letter, a number or
-// a space.
+// A regular expression that cuts a text into pieces, with its meaning in tiktoken (Rust's regex)
+// and tokenizers (Oniguruma). It is run by PCRE2 with their definitions of a letter, a number and a
+// space.
 #pragma once
 
 #include <pcre2.h>
@@ -15,11 +15,12 @@
 
 namespace burst {
 
-// Compiled; any thread may use it through a PatternMatcher of its own.
+// A compiled pattern, which any thread may use through its own PatternMatcher.
 class SplitPattern {
  public:
-  // InvalidArgument says which part is wrong or not supported. A match may depend on the text after
-  // it but not before it (no lookbehind), so that a text can be cut at any end of a piece.
+  // Compiles a pattern. InvalidArgument says which part is wrong or not supported. A match may
+  // depend on the text after it but not before it (no lookbehind), so a text can be cut at any end
+  // of a piece.
   static absl::StatusOr<std::shared_ptr<const SplitPattern>> Compile(absl::string_view pattern);
 
   const pcre2_code* code() const { return code_.get(); }
@@ -35,17 +36,17 @@ class SplitPattern {
   bool has_jit_ = false;
 };
 
-// For one thread.
+// Matches on one thread.
 class PatternMatcher {
  public:
   static constexpr size_t kMore = absl::string_view::npos;
 
   explicit PatternMatcher(std::shared_ptr<const SplitPattern> pattern);
 
-  // The length of the piece that `text` begins with: a match, or what lies before the next match.
-  // `text` is UTF-8 and not empty. Unless it is `complete`, kMore where the piece depends on what
-  // would follow. ResourceExhausted for a pattern that takes too long: more steps for one piece
-  // than PCRE2 allows, or over all pieces more than kStepsPerByte.
+  // Returns the length of the first piece of `text`: a match, or the text before the next match.
+  // `text` is UTF-8 and not empty. If it is not `complete`, returns kMore if the piece depends on
+  // later text. ResourceExhausted means that the pattern takes too long: more steps for a piece
+  // than PCRE2 allows, or more than kStepsPerByte over all pieces.
   absl::StatusOr<size_t> FirstPiece(absl::string_view text, bool complete);
 
  private:
@@ -55,15 +56,15 @@ class PatternMatcher {
     void operator()(pcre2_jit_stack* stack) const { pcre2_jit_stack_free(stack); }
   };
 
-  // PCRE2's steps back, which are what can take long. Ordinary patterns take a few for a byte.
+  // PCRE2's steps back, which can take long. Ordinary patterns take a few for a byte.
   static constexpr uint32_t kFirstSteps = 4096, kMostSteps = 10'000'000;
   static constexpr int64_t kStepsPerByte = 1000, kFreeSteps = 4 * int64_t{kMostSteps};
 
   int Match(absl::string_view text, uint32_t options, uint32_t steps);
 
   std::shared_ptr<const SplitPattern> pattern_;
-  int64_t steps_ = 0;  // of matches that took more than kFirstSteps
-  int64_t bytes_ = 0;  // of the pieces
+  int64_t steps_ = 0;  // the steps of matches that took more than kFirstSteps
+  int64_t bytes_ = 0;  // the bytes of all pieces
   std::unique_ptr<pcre2_match_data, Free> data_;
   std::unique_ptr<pcre2_match_context, Free> context_;
   std::unique_ptr<pcre2_jit_stack, Free> stack_;

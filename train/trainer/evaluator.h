@@ -1,4 +1,4 @@
-// The mean loss of a model over the validation data.
+// Computes the mean loss of a model over the validation data.
 #pragma once
 
 #include <optional>
@@ -14,14 +14,15 @@ namespace burst {
 
 class Evaluator {
  public:
-  // All must outlive the object.
+  // All arguments must outlive the object.
   Evaluator(RankState* rank, LocalBatches* batches, SequenceSampler data, StopAgreement* stop);
 
-  // The mean loss per target, or none if the ranks stop. Collective.
+  // Returns the mean loss per target, or none if the ranks stop. Collective.
   absl::StatusOr<std::optional<double>> MeanLoss();
 
  private:
-  // The loss of this rank's tokens, without a gradient; null on a stage that does not compute it.
+  // Returns the loss of this rank's tokens, without a gradient; null on a stage that does not
+  // compute it.
   absl::StatusOr<Tensor> LossOf(const SequenceBatch& batch);
 
   RankState& rank_;

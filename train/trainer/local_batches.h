@@ -1,4 +1,4 @@
-// This rank's part of the batches of a run.
+// Gives this rank's part of the batches of a run.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ class LocalBatches {
   // `rank` must outlive the object.
   explicit LocalBatches(const RankState& rank) : rank_(rank) {}
 
-  // The share of this rank's group of `count` sequences: [first, second). It may be empty.
+  // Returns the share of this rank's group of `count` sequences: [first, second). It may be empty.
   std::pair<int64_t, int64_t> Share(int64_t count) const;
 
-  // This rank's tokens of its group's sequences, on its device. InvalidArgument for a token that is
-  // not in the vocabulary.
+  // Returns this rank's tokens of its group's sequences, on its device. InvalidArgument means that
+  // a token is not in the vocabulary.
   absl::StatusOr<SequenceBatch> PartOf(const GlobalBatch& sequences);
 
  private:
   const RankState& rank_;
-  std::shared_ptr<const AttentionSchedule> schedule_;  // of every batch, unless packed
+  std::shared_ptr<const AttentionSchedule> schedule_;  // for every batch, unless packed
 };
 
 }  // namespace burst

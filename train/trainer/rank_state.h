@@ -1,8 +1,8 @@
 // The state of one rank of a run: its groups in the mesh, its part of the model, and its optimizer.
 //
 // Every rank owns its tokens of every sequence, and a whole replica of the model. With tensor
-// parallelism it owns its part of a replica, in a pipeline the layers of its stage. With --zero the
-// ranks divide what they would otherwise all have (ShardedState).
+// parallelism it owns its part of a replica, in a pipeline the layers of its stage. With --zero
+// ranks with equal parameters divide the state (ShardedState).
 #pragma once
 
 #include <cstdint>
@@ -24,34 +24,34 @@
 namespace burst {
 
 struct RankState {
-  // Draws a new model's weights; others keep undefined weights until Load. Collective. `setup` and
-  // `comm` must outlive the result.
+  // Creates the state and draws a new model's weights; other models have undefined weights until
+  // Load. Collective. `setup` and `comm` must outlive the result.
   static absl::StatusOr<std::unique_ptr<RankState>> Create(const TrainingSetup& setup,
                                                            Communicator* comm);
 
   // Loads the checkpoint of a resumed run, or the weights that a new run starts from. Collective.
   absl::Status Load();
 
-  // Tokens of a step, over all ranks.
+  // Returns the tokens of a step, over all ranks.
   int64_t step_tokens() const { return config.accumulate * config.batch * config.seqlen; }
-  // Completes the reduction of the gradients. norm, [1] float64, becomes the whole gradient's.
+  // Completes the reduction of the gradients. norm, [1] float64, becomes the whole gradient's norm.
   absl::Status FinishGradients(const Tensor& norm);
-  // Whether this rank's weights and optimizer state are finite.
+  // Returns whether this rank's weights and optimizer state are finite.
   bool IsFinite() const;
-  // Whether the condition holds on some rank. Collective.
+  // Returns whether the condition holds on some rank. Collective.
   absl::StatusOr<bool> OnAnyRank(bool condition) const;
 
   const TrainingSetup& setup;
   const ResolvedConfig& config;
   Communicator* const comm;  // all ranks
-  // The ranks of this rank's group; null where it is alone, or for a sequence where comm is it.
+  // The ranks of this rank's groups; null if it is alone, and `sequence` is null if it equals comm.
   std::unique_ptr<Communicator> sequence, tensor;
-  std::unique_ptr<Communicator> own_stage;  // of a pipeline
+  std::unique_ptr<Communicator> own_stage;  // only in a pipeline
   Communicator* stage;                      // the ranks with the same layers: own_stage, or comm
   std::unique_ptr<SequenceParallelAttention> attention;
   std::unique_ptr<Transformer> model;
   std::unique_ptr<Pipeline> pipeline;          // null: one stage
-  std::unique_ptr<GradientReducer> gradients;  // null where shards reduces them
+  std::unique_ptr<GradientReducer> gradients;  // null if `shards` reduces them
   std::unique_ptr<ShardedState> shards;        // with --zero, else null
   std::unique_ptr<AdamW> optimizer;
 

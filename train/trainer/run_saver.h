@@ -1,8 +1,8 @@
-// The saves of a run: of its state after a step, written while training goes on, one at a time.
+// Saves a run's state after a step, one save at a time, and writes it while training goes on.
 //
-// Rank 0 writes what it has all of. What ranks have parts of, every one writes its share of, as a
-// set (train/checkpoint/checkpoint_set.h), whose index comes last; or, with --checkpoint_files=one,
-// rank 0 gathers it while all wait. Every rank has a RunSaver and makes the same calls.
+// If rank 0 has the whole state, it writes it. If ranks have parts, every rank writes its share as
+// a set (train/checkpoint/checkpoint_set.h), whose index comes last. With --checkpoint_files=one,
+// rank 0 gathers the parts while all wait. Every rank has a RunSaver and makes the same calls.
 #pragma once
 
 #include <cstdint>
@@ -28,40 +28,39 @@ namespace burst {
 
 class RunSaver {
  public:
-  // world: all ranks; tensor: those that have the layers of this rank between them, null for this
-  // one alone. All must outlive the object.
+  // `world` has all ranks. `tensor` has the ranks that share this rank's layers; null if it is
+  // alone. All must outlive the object.
   RunSaver(const TrainingSetup& setup, Communicator* world, Communicator* tensor,
            const ParameterList& parameters, const AdamW& optimizer);
 
-  // Before the first save. report: rank 0's, which must outlive the object; null on others.
-  // Collective. FailedPrecondition if a rank that writes does not see the run's folder.
+  // Prepares the first save. `report` is rank 0's, which must outlive the object, and null on other
+  // ranks. Collective. FailedPrecondition means that a rank that writes does not see the run's
+  // folder.
   absl::Status Open(RunReport* report);
 
-  // The copy of the state that is written: makes room for it, page-locked for a GPU's, which may
-  // wait for all GPUs of the process; its size in the host's memory.
+  // Reserve takes memory for the copy of the state, page-locked for a GPU's state; it may wait for
+  // all GPUs of the process. The size is in bytes of the host's memory.
   void Reserve();
   int64_t host_bytes() const { return copy_ == nullptr ? 0 : copy_->bytes(); }
 
-  // Begins to save the state, which is that after `step` steps, once the save before is written.
-  // Collective.
+  // Begins to save the state after `step` steps, once the previous save is written. Collective.
   absl::Status Save(int64_t step, std::optional<double> val_loss);
-  // Saves all of it at once, in a forked process: rank 0, of what it has all of.
+  // Saves at once, in a forked process of rank 0, which must have the whole state.
   absl::Status SaveForked(int64_t step, std::optional<double> val_loss);
-  // What the newest checkpoint has, or will have.
+  // Returns the step of the newest checkpoint, which may still be written.
   int64_t saved_step() const { return saved_step_; }
 
-  // Whether this rank is writing. From any thread.
+  // Returns whether this rank is writing. Any thread may call it.
   bool busy() const { return writing_.busy(); }
-  // The state is about to change: waits while it is written from where it is.
+  // Call it before the state changes. It waits while the state itself is being written.
   void BeforeUpdate();
-  // Tells of what is written, if this rank's save needs nobody else.
+  // Reports a written save that needs no other rank.
   absl::Status EndWritten();
-  // A set that this rank has begun. CompleteSet, called once no rank is busy, begins to write the
-  // index. Collective.
+  // Returns whether this rank has begun a set. CompleteSet, which is called once no rank is busy,
+  // begins to write the index. Collective.
   bool has_set() const { return set_.has_value(); }
   absl::Status CompleteSet();
-  // Waits for the save that is being written, and returns its result; OK if there is none.
-  // Collective.
+  // Waits for the current save and returns its result; OK if there is no save. Collective.
   absl::Status Await();
 
  private:
@@ -70,18 +69,18 @@ class RunSaver {
   struct Set {
     std::string name;
     CheckpointInfo info;
-    std::vector<StepMetrics> rows;  // rank 0's
+    std::vector<StepMetrics> rows;  // only on rank 0
   };
 
   CheckpointInfo Info(int64_t step, std::optional<double> val_loss) const;
-  absl::Status SaveTogether(const CheckpointInfo& info);  // gathered by rank 0
-  absl::Status SaveSet(const CheckpointInfo& info);       // this rank's part of it
-  absl::Status AwaitWriting();                            // what this rank's thread writes
-  absl::Status EndWriting();                              // the same, if that was written already
-  absl::Status ShareRunPath();                            // rank 0's run folder, to all
-  absl::StatusOr<std::string> ShareString(const std::string& text);  // rank 0's
+  absl::Status SaveTogether(const CheckpointInfo& info);  // rank 0 gathers the state
+  absl::Status SaveSet(const CheckpointInfo& info);       // saves this rank's part of a set
+  absl::Status AwaitWriting();                            // waits for this rank's thread
+  absl::Status EndWriting();                              // ends a written save without waiting
+  absl::Status ShareRunPath();                            // sends rank 0's run folder to all
+  absl::StatusOr<std::string> ShareString(const std::string& text);  // sends rank 0's text to all
   absl::Status NotShared(const std::string& path) const;
-  // In the run's folder; and the plot. On any thread.
+  // Keeps a checkpoint in the run's folder and draws the plot, on any thread.
   absl::Status Keep(const CheckpointInfo& info, const std::vector<StepMetrics>& rows,
                     const WriteFile& write);
 
@@ -91,9 +90,9 @@ class RunSaver {
   Communicator* const tensor_;
   const ParameterList& parameters_;
   const AdamW& optimizer_;
-  RunReport* report_ = nullptr;      // rank 0's
-  std::unique_ptr<StateCopy> copy_;  // of what this rank writes; null if rank 0 gathers it
-  std::string run_path_;             // where sets lie
+  RunReport* report_ = nullptr;      // only on rank 0
+  std::unique_ptr<StateCopy> copy_;  // this rank's part; null if rank 0 gathers the state
+  std::string run_path_;             // the folder of the sets
   int64_t saved_step_ = 0;
   std::optional<Set> set_;
   BackgroundTask writing_;  // last: it uses the others

@@ -1,4 +1,4 @@
-// The text that a finished run shows.
+// Makes the text that a finished run shows.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace burst {
 
-// Returns a text by the model as the run has just saved it in `folder`. For rank 0; the model needs
-// a tokenizer. A signal ends the text early.
+// Returns a text by the model that the run has just saved in `folder`. Only rank 0 calls it, and
+// the model needs a tokenizer. A signal ends the text early.
 absl::StatusOr<std::string> SampleText(const RankState& rank, const RunFolder& folder);
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-// The agreement of all ranks whether to stop, because a signal asked one of them to.
+// Lets all ranks agree to stop when a signal has asked one of them to.
 #pragma once
 
 #include "absl/status/status.h"
@@ -12,12 +12,12 @@ class StopAgreement {
   // Both must outlive the object.
   StopAgreement(Communicator* comm, RunSaver* saver) : comm_(comm), saver_(saver) {}
 
-  // All ranks call it between the same two pieces of work, and then stop there or none does. No
-  // rank waits for its GPU's part of that work before all have enqueued it. Completes a set of
+  // All ranks call it between the same two pieces of work. Then all stop there, or none. A rank
+  // does not wait for its GPU's part of that work before all have enqueued it. Completes a set of
   // checkpoint files that all ranks have written. Collective.
   absl::Status Agree();
 
-  // Whether some rank was asked to stop.
+  // Returns whether some rank was asked to stop.
   bool stops() const { return stops_; }
 
  private:
