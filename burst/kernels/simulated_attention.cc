@@ -6,6 +6,7 @@
 #include "burst/base/status.h"
 #include "burst/device/simulated_gpu.h"
 #include "burst/kernels/gpu/sm90/head_splits.h"
+#include "burst/kernels/limits.h"
 
 namespace burst {
 namespace {
@@ -63,10 +64,8 @@ bool IsNarrow(const FlashAttentionShape& s) { return s.head_dim <= 64; }
 
 absl::Status SimulatedAttentionKernels::Check(DeviceType device, DType dtype,
                                               int64_t head_dim) const {
-  const bool served = Is16Bit(dtype) ? head_dim % 8 == 0 : true;
-  if (device == DeviceType::kCuda && head_dim >= 1 && head_dim <= 256 && served) {
-    return absl::OkStatus();
-  }
+  const HeadDims& served = Is16Bit(dtype) ? k16BitHeadDims : kWideHeadDims;
+  if (device == DeviceType::kCuda && served.Has(head_dim)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("no attention kernel for ", Name(dtype),
                                                  " with head_dim ", head_dim, " on a GPU"));
 }
@@ -74,7 +73,7 @@ absl::Status SimulatedAttentionKernels::Check(DeviceType device, DType dtype,
 absl::Status SimulatedAttentionKernels::CheckFp8(DeviceType device, DType dtype,
                                                  int64_t head_dim) const {
   BURST_RETURN_IF_ERROR(Check(device, dtype, head_dim));
-  if (Is16Bit(dtype) && head_dim > 64 && head_dim <= 128) return absl::OkStatus();
+  if (Is16Bit(dtype) && kFp8HeadDims.Has(head_dim)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("no attention in fp8 for ", Name(dtype), " with head_dim ", head_dim));
 }

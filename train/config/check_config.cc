@@ -6,6 +6,7 @@
 
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
+#include "burst/kernels/limits.h"
 #include "model/tensor_parallel.h"
 
 namespace burst {
@@ -31,18 +32,18 @@ absl::Status CheckProducts(const TrainConfig& c) {
 }
 
 absl::Status CheckKernels(const ResolvedConfig& config) {
-  constexpr int64_t kMultiple = 8, kMost = 256, kLeastFp8 = 72, kMostFp8 = 128, kFp8Channels = 16;
+  constexpr int64_t kFp8Channels = 16;
   const ModelConfig model = config.model.WithDefaults();
-  if (config.device == DeviceType::kCuda &&
-      (model.head_dim % kMultiple != 0 || model.head_dim > kMost)) {
-    return InvalidOption("model", "head_dim (width / heads) must be a multiple of ", kMultiple,
-                         " and at most ", kMost, " with --device=cuda; got ", model.head_dim,
+  if (config.device == DeviceType::kCuda && !k16BitHeadDims.Has(model.head_dim)) {
+    return InvalidOption("model", "head_dim (width / heads) must be a multiple of ",
+                         k16BitHeadDims.multiple, " and at most ", k16BitHeadDims.most,
+                         " with --device=cuda; got ", model.head_dim,
                          "; give another number of heads");
   }
-  if (config.attention_fp8 && (model.head_dim < kLeastFp8 || model.head_dim > kMostFp8)) {
+  if (config.attention_fp8 && !kFp8HeadDims.Has(model.head_dim)) {
     return InvalidOption("attention_fp8", "must be false for a head_dim that is not from ",
-                         kLeastFp8, " to ", kMostFp8, "; the model's is ", model.head_dim,
-                         "; leave it out");
+                         kFp8HeadDims.least, " to ", kFp8HeadDims.most, "; the model's is ",
+                         model.head_dim, "; leave it out");
   }
   if (!config.fp8) return absl::OkStatus();
   const int64_t ranks = config.mesh.tensor;

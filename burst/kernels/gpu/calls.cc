@@ -13,6 +13,7 @@
 #include "burst/kernels/gpu/sm80/flash_attention_sm80.h"
 #include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
 #include "burst/kernels/gpu/sm90/head_splits.h"
+#include "burst/kernels/limits.h"
 
 namespace burst {
 namespace cuda {
@@ -106,15 +107,14 @@ bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
   const int capability = CurrentContext().compute_capability;
   switch (family) {
     case KernelFamily::kSimt:
-      return (dtype == kFloat || dtype == DType::kFloat64) && head_dim <= simt::kMaxHeadDim &&
+      return (dtype == kFloat || dtype == DType::kFloat64) && kWideHeadDims.Has(head_dim) &&
              simt::Fits(dtype, head_dim);
     case KernelFamily::kSm80:
     case KernelFamily::kDecode:
-      return Is16Bit(dtype) && head_dim % 8 == 0 && head_dim <= sm80::kMaxHeadDim &&
-             capability >= 80;
+      return Is16Bit(dtype) && k16BitHeadDims.Has(head_dim) && capability >= 80;
     case KernelFamily::kSm90:
-      return Is16Bit(dtype) && head_dim % 8 == 0 && head_dim <= sm90::kMaxHeadDim &&
-             capability == 90 && SharedMemoryPerBlock() >= sm90::kSharedBytes;
+      return Is16Bit(dtype) && k16BitHeadDims.Has(head_dim) && capability == 90 &&
+             SharedMemoryPerBlock() >= sm90::kSharedBytes;
   }
   return false;
 }
@@ -213,14 +213,15 @@ std::string NotServed(DType dtype, int64_t head_dim) {
   text << "no attention kernel for " << Name(dtype) << " with head_dim " << head_dim
        << " on a GPU of compute capability " << CurrentContext().compute_capability / 10.0
        << " with " << SharedMemoryPerBlock() / 1024
-       << " KB of shared memory a block: float32 goes up to 256, float64 too where a block has "
-          "131 KB, else to 128; bfloat16 and float16 need a multiple of 8 up to 256 and 8.0";
+       << " KB of shared memory a block: float32 goes up to " << kWideHeadDims.most
+       << ", float64 too where a block has 131 KB, else to 128; bfloat16 and float16 need a "
+          "multiple "
+       << "of " << k16BitHeadDims.multiple << " up to " << k16BitHeadDims.most << " and 8.0";
   return text.str();
 }
 
 bool TakesFp8(MaybeFamily only, DType dtype, int64_t head_dim) {
-  return TakesBlocks(only, dtype, head_dim) && head_dim >= sm90::kMinFp8HeadDim &&
-         head_dim <= sm90::kMaxFp8HeadDim;
+  return TakesBlocks(only, dtype, head_dim) && kFp8HeadDims.Has(head_dim);
 }
 
 bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim) {

@@ -6,7 +6,7 @@
 #include "burst/base/status.h"
 #include "burst/kernels/gpu/calls.h"
 #include "burst/kernels/gpu/common/elementwise.h"
-#include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
+#include "burst/kernels/limits.h"
 
 namespace burst {
 namespace cuda {
@@ -32,8 +32,8 @@ class Kernels : public AttentionKernels {
     if (TakesFp8(only_, dtype, head_dim)) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("attention in fp8 is for bfloat16 and float16 with a head_dim from ",
-                     sm90::kMinFp8HeadDim, " to ", sm90::kMaxFp8HeadDim,
-                     " on a Hopper GPU, not for ", Name(dtype), " with head_dim ", head_dim));
+                     kFp8HeadDims.least, " to ", kFp8HeadDims.most, " on a Hopper GPU, not for ",
+                     Name(dtype), " with head_dim ", head_dim));
   }
   bool ChangesScores() const override { return cuda::ChangesScores(only_); }
   void Forward(const FlashForwardParams& params) const override { cuda::Forward(only_, params); }

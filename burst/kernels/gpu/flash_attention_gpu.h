@@ -8,8 +8,8 @@ namespace burst {
 namespace cuda {
 
 enum class KernelFamily {
-  kSimt,    // float32 and float64, head_dim up to 256, any GPU
-  kSm80,    // bfloat16 and float16, head_dim a multiple of 8 up to 256, Ampere and later
+  kSimt,    // float32 and float64, any GPU
+  kSm80,    // bfloat16 and float16, Ampere and later
   kSm90,    // the same, Hopper only
   kDecode,  // as kSm80, the forward alone: keys shared out to blocks, for few queries
 };

@@ -8,6 +8,7 @@
 #include "burst/kernels/gpu/common/isolation.h"
 #include "burst/kernels/gpu/common/operand.cuh"
 #include "burst/kernels/gpu/common/probability.cuh"
+#include "burst/kernels/limits.h"
 #include "burst/kernels/merge.h"
 #include "burst/tensor/dispatch.cuh"
 
@@ -16,7 +17,7 @@ namespace cuda {
 namespace {
 
 constexpr int kWarps = 8, kLanes = 32, kThreads = kWarps * kLanes;
-constexpr int kMaxHeadDim = 256, kOwn = kMaxHeadDim / kLanes;  // a lane's channels
+constexpr int kMaxHeadDim = k16BitHeadDims.most, kOwn = kMaxHeadDim / kLanes;  // a lane's channels
 
 // The channels of a row that a lane owns: lane, lane + 32, ...
 struct Channels {

@@ -10,8 +10,6 @@
 namespace burst {
 namespace simt {
 
-inline constexpr int64_t kMaxHeadDim = 256;
-
 // Whether the calling thread's GPU has the shared memory for it: float64 with a head_dim above 128
 // needs 131 KB a thread block, all else at most 99 KB.
 bool Fits(DType dtype, int64_t head_dim);

@@ -13,8 +13,6 @@
 namespace burst {
 namespace sm80 {
 
-inline constexpr int64_t kMaxHeadDim = 256;
-
 // The number of int32 counters that a call needs; zeros.
 int64_t ForwardCounters(const FlashForwardParams& params);
 int64_t BackwardCounters(const FlashBackwardParams& params);

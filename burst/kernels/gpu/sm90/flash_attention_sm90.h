@@ -14,9 +14,6 @@
 namespace burst {
 namespace sm90 {
 
-inline constexpr int64_t kMaxHeadDim = 256;
-// In fp8. Heads of 64 and less would gain little: their time is the exponentials'.
-inline constexpr int64_t kMinFp8HeadDim = 72, kMaxFp8HeadDim = 128;
 inline constexpr int64_t kSharedBytes = 227 << 10;  // of a thread block, at most
 
 // The number of int32 counters that a call needs; zeros.
