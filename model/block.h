@@ -46,8 +46,8 @@ class SelfAttention {
   Variable AttendGroup(const ForwardPass& pass, const Variable& projected,
                        const HeadGroup& group) const;
 
-  int64_t heads() const { return heads_; }        // of this rank
-  int64_t kv_heads() const { return kv_heads_; }  // of this rank
+  int64_t heads() const { return heads_; }        // this rank's
+  int64_t kv_heads() const { return kv_heads_; }  // this rank's
   int64_t head_dim() const { return head_dim_; }
 
  private:

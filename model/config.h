@@ -34,7 +34,7 @@ struct ModelConfig {
   int64_t context = 0;
   bool tied_embeddings = false;  // the head shares the token embedding
   double dropout = 0;            // on the embedding and on each residual branch
-  double attention_dropout = 0;  // of attention's weights, in training
+  double attention_dropout = 0;  // the rate for attention's weights, in training
   // c > 0: attention's scores s become c tanh(s / c) (Gemma 2, arXiv 2408.00118). 0: they stay.
   double attention_softcap = 0;
   // A learned logit of each query head takes part in attention's softmax and has no value: a head
@@ -52,7 +52,7 @@ struct ModelConfig {
   double init_std = 0;
 
   bool has_biases() const { return family == Family::kGpt2; }      // in all linear layers
-  int64_t attention_channels() const { return heads * head_dim; }  // of all heads; WithDefaults
+  int64_t attention_channels() const { return heads * head_dim; }  // needs WithDefaults
 
   // InvalidArgument naming the field, its value and what would be valid. `vocab` and `context` may
   // still be 0.

@@ -63,7 +63,7 @@ class KvCache {
   Communicator* const ranks_;
   int64_t length_ = 0;
   std::vector<int64_t> lengths_;       // tokens of every rank
-  std::vector<int32_t> positions_;     // of this rank's tokens, increasing
+  std::vector<int32_t> positions_;     // this rank's tokens' positions, increasing
   std::vector<KeysAndValues> layers_;  // [batch, capacity, kv_heads, head_dim] each
 };
 

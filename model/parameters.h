@@ -51,7 +51,7 @@ struct ParameterSharding {
 
 struct Parameter {
   std::string name;  // "layers.0.attention.qkv.weight"
-  Shape shape;       // of this rank's shard
+  Shape shape;       // the shape of this rank's shard
   Shape full_shape;  // the same unless sharded
   // Initial values: constant `init_mean` when init_std is 0, else normal.
   double init_mean = 0;
@@ -111,7 +111,7 @@ struct ParameterUnit {
   int64_t begin = 0;        // in the flat order
   int64_t numel = 0;        // padding included: `piece` for each of the ranks
   int64_t piece = 0;
-  int64_t shard_begin = 0;  // of the piece in its rank's shard
+  int64_t shard_begin = 0;  // where the piece begins in its rank's shard
 };
 
 // The elements [begin, begin + length) of a parameter that a rank has in its shard, from element
@@ -167,7 +167,7 @@ class ParameterList {
   // The parameters [first, last) as ranges of the flat buffers, increasing and as few as possible.
   std::vector<ShardRange> Ranges(int first, int last) const;
 
-  DType dtype() const { return dtype_; }  // of the values
+  DType dtype() const { return dtype_; }  // the values' dtype
   DType master_dtype() const { return SumDType(dtype_); }
   DeviceType device() const { return device_; }
 
@@ -231,7 +231,7 @@ class ParameterList {
   StateSharding sharding_;
   bool allocated_ = false;
   bool elsewhere_ = false;
-  int64_t added_ = 0;  // of the whole model
+  int64_t added_ = 0;  // parameters of the whole model so far
   std::vector<int> unit_ends_;
   std::vector<ParameterUnit> units_;
   int64_t shard_numel_ = 0;

@@ -32,7 +32,7 @@ struct RopeScaling {
   double fast = 32;      // turns: kept
   double slow = 1;       // turns: divided
   bool whole = true;     // the ramp begins and ends at whole numbers of channels
-  double amplitude = 0;  // of cos and sin; 0: 0.1 ln(factor) + 1
+  double amplitude = 0;  // the factor of cos and sin; 0: 0.1 ln(factor) + 1
 
   // InvalidArgument naming the field, its value and what would be valid.
   absl::Status Validate() const;

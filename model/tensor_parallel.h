@@ -106,7 +106,7 @@ class TensorParallel {
 
   // Before and after the GEMM of ColumnParallel.
   struct Columns {
-    Variable x;  // of all tokens; for this GEMM only
+    Variable x;  // has all tokens; for this GEMM only
     std::function<void()> dx_done;
     std::shared_ptr<TokenExchange::Pending> pending;
   };

@@ -60,7 +60,7 @@ class Transformer {
 
   const ModelConfig& config() const { return config_; }  // WithDefaults
   DeviceType device() const { return parameters_.device(); }
-  DType dtype() const { return parameters_.dtype(); }  // of activations
+  DType dtype() const { return parameters_.dtype(); }  // the dtype of activations
   ParameterList& parameters() { return parameters_; }
   const ParameterList& parameters() const { return parameters_; }
 
@@ -150,7 +150,7 @@ class Transformer {
   Variable token_embedding_;     // [vocab, width]
   Variable position_embedding_;  // [context, width], gpt2
   std::vector<Block> blocks_;
-  std::vector<int> first_parameter_;  // of each block, then of what follows
+  std::vector<int> first_parameter_;  // by block, then of what follows
   UnitUses uses_;
   LayerRunner runner_;
   std::unique_ptr<Normalization> final_norm_;

@@ -219,7 +219,7 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
 // ---- Training.
 
 struct Training {
-  std::vector<double> losses;  // of each step
+  std::vector<double> losses;  // the losses of each step
   double val_loss = 0;
   double step_seconds = 0;  // the median of all but the first
   double peak_mib = 0;

@@ -29,7 +29,7 @@ class AttentionRanks {
   // have its place in all groups. Collective at the first call of a size. Not of a null `comm`.
   struct Groups {
     std::unique_ptr<Communicator> within, across;
-    std::shared_ptr<AttentionRanks> ring;  // of `across`
+    std::shared_ptr<AttentionRanks> ring;  // the ring of `across`
   };
   absl::StatusOr<Groups*> GroupsOf(int size);
 

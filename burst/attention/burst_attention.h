@@ -24,8 +24,8 @@
 //     const AttentionCall call = {&schedule, q, k, v};
 //     AttentionResult result;
 //     BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
-//     AttentionGradients gradients = {dout};  // of result.out; Backward makes dq, dk and dv
-//     return attention->Backward(call, result, &gradients);
+//     AttentionGradients gradients = {dout};  // the gradient of result.out; Backward makes dq, dk
+//     and dv return attention->Backward(call, result, &gradients);
 //   });
 #pragma once
 
@@ -157,10 +157,10 @@ class BurstAttention : public SequenceParallelAttention {
 
   const BurstAttentionOptions options_;
   const std::shared_ptr<AttentionRanks> ranks_;
-  Communicator* const comm_;  // of ranks_
-  Ring* const ring_;          // of ranks_
+  Communicator* const comm_;  // ranks_' communicator
+  Ring* const ring_;          // ranks_' ring
   const RankGroup group_;
-  KernelArray<float> slopes_;  // of ALiBi
+  KernelArray<float> slopes_;  // ALiBi's slopes
   Stats stats_;
 };
 

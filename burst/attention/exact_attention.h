@@ -25,7 +25,7 @@
 namespace burst {
 
 struct ExactAttentionOptions {
-  Layout layout = Layout::kZigzag;  // of whole chunks
+  Layout layout = Layout::kZigzag;  // its units are whole chunks
   double softmax_scale = 0;         // 0: 1 / sqrt(head_dim)
   int64_t chunk = 0;                // tokens; must divide the length of every sequence
   // Batch rows that a call takes at a time, the last one fewer; more than one if a chunk is a whole

@@ -14,8 +14,8 @@
 
 namespace burst {
 
-inline constexpr int kSeqAxis = 1, kHeadAxis = 2;        // of [batch, seqlen, heads, head_dim]
-inline constexpr int kLseSeqAxis = 2, kLseHeadAxis = 1;  // of [batch, heads, seqlen]
+inline constexpr int kSeqAxis = 1, kHeadAxis = 2;        // axes of [batch, seqlen, heads, head_dim]
+inline constexpr int kLseSeqAxis = 2, kLseHeadAxis = 1;  // axes of [batch, heads, seqlen]
 
 // The shape of a call with q and k, without a mask. softmax_scale 0: 1 / sqrt(head_dim).
 FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k);

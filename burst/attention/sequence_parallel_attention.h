@@ -47,7 +47,7 @@ struct Sequences {
 
   int64_t seqlen = 0;
   std::optional<std::vector<std::vector<int32_t>>> positions;  // in place of seqlen
-  std::optional<Keys> keys;                                    // of another sequence
+  std::optional<Keys> keys;                                    // set if they are another sequence
 };
 
 class SequenceParallelAttention {
@@ -103,7 +103,7 @@ Variable AttentionOp(Tape& tape, const TapeAttention& with, const Variable& q, c
 // be expensive and, over a ring, send K and V again, while out and lse are as small as one
 // activation.
 struct KeptAttention {
-  Tensor out;  // of all heads; null: nothing is kept yet
+  Tensor out;  // all heads; null: nothing is kept yet
   // A result for every group of heads that attention takes at a time. Its `out` is null, since it
   // is the group's heads of `out` above, and so are the exchanged q, k and v.
   std::vector<AttentionResult> results;

@@ -84,10 +84,10 @@ class UlyssesAttention : public SequenceParallelAttention {
                          const AttentionResult::Exchanged& exchanged) const;
   // The largest scores of this rank's heads -> of all heads.
   absl::Status GatherMaxLogits(const Tensor& own, const Tensor& all) const;
-  Tensor OwnHeads(const Tensor& sinks) const;  // of all heads -> of those that this rank computes
+  Tensor OwnHeads(const Tensor& sinks) const;  // returns those of the heads that this rank computes
 
   std::shared_ptr<AttentionRanks> ranks_;
-  Communicator* group_ = nullptr;  // of ranks_
+  Communicator* group_ = nullptr;  // the group of ranks_
   std::unique_ptr<HeadExchange> exchange_;
   std::unique_ptr<BurstAttention> attention_;  // over the ring
   Stats stats_;

@@ -24,7 +24,7 @@ struct TokenChunk {
 
 struct ChunkOptions {
   int64_t batch = 0, length = 0;  // shape of the inputs
-  int64_t tokens = 0;             // of one sequence that a chunk has; divides length
+  int64_t tokens = 0;             // a chunk's tokens of one sequence; divides length
   // The number of sequences in a chunk; the last chunk of a batch may have fewer. More than one
   // only if `tokens` is the whole length.
   int64_t rows = 1;

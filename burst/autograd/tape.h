@@ -90,7 +90,7 @@ class Variable {
     Tensor value;
     Tensor grad;
     bool requires_grad = false;
-    bool owned_grad = false;      // of a parameter, given by its owner
+    bool owned_grad = false;      // a parameter's owner gave the gradient's memory
     bool grad_is_shared = false;  // the first contribution, which its maker may still use
     bool grad_is_zero = false;    // whatever its memory says
   };

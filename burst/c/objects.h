@@ -48,7 +48,7 @@ class CallersMemory : public MemorySource {
 struct Context {
   DeviceType device = DeviceType::kCpu;
   std::unique_ptr<CallersMemory> callers_memory;  // null: the pool
-  std::unique_ptr<SmallBlocks> memory;            // of it
+  std::unique_ptr<SmallBlocks> memory;            // memory in small blocks
   std::unique_ptr<CallersGpu> gpu;                // null: the CPU
   std::shared_ptr<ThreadPool> threads;            // null: one
   const pid_t process = getpid();
@@ -142,7 +142,7 @@ struct Comm {
   void Finish();
   const std::shared_ptr<Context> context;
   std::shared_ptr<Communicator> communicator;        // null: one rank, or finished
-  std::shared_ptr<AttentionRanks> ranks;             // of the communicator; null where that is
+  std::shared_ptr<AttentionRanks> ranks;             // the communicator's ranks; null where that is
   std::vector<std::weak_ptr<Attention>> attentions;  // those made from it; some may be gone
   int rank = 0, size = 1;
   bool finished = false;
@@ -171,7 +171,7 @@ struct Schedule {
 // Copies a caller's struct, whose fields beyond the caller's struct_bytes stay zero.
 template <typename Struct>
 absl::Status CopyStruct(const char* name, const Struct& callers, Struct* copy) {
-  constexpr size_t kLeast = sizeof(Struct);  // of version 1
+  constexpr size_t kLeast = sizeof(Struct);  // the size in version 1
   if (callers.struct_bytes < kLeast) {
     return absl::InvalidArgumentError(absl::StrCat(name, ": struct_bytes must be at least ", kLeast,
                                                    "; got ", callers.struct_bytes));

@@ -152,7 +152,7 @@ class Communicator {
   absl::Status Broadcast(void* data, int64_t bytes, DeviceType device, int root);
 
   CommStats stats_;
-  std::vector<SendBuffer> sends_;  // of the current Post; members, so that their memory is reused
+  std::vector<SendBuffer> sends_;  // the current Post's; members, so that their memory is reused
   std::vector<ReceiveBuffer> receives_;
   Tensor scratch_;  // where AllReduceSum receives
 };

@@ -32,7 +32,7 @@ class IntervalParts {
   const int64_t rows_, q_len_, most_;
   std::vector<VisibleKeys>& parts_;
   int64_t row_ = 0;
-  std::vector<KeyInterval> last_;  // of each part, of the query before
+  std::vector<KeyInterval> last_;  // each part's interval for the previous query
 };
 
 }  // namespace burst

@@ -35,7 +35,7 @@ int64_t LocalLength(Layout layout, int64_t seqlen, int rank, int world_size);
 // toward all others as one: rank index * size + group_rank of all ranks belongs to group `index`.
 struct RankGroup {
   int size = 1;
-  int group_rank = 0;  // of this rank, in [0, size)
+  int group_rank = 0;  // this rank's number, in [0, size)
 };
 
 // A run of one rank's tokens within its group's: for 0 <= i < count, token first + i of the rank is
@@ -62,10 +62,10 @@ class TokenShard {
   // The first `tokens` tokens of the sequence alone, on the ranks that have them.
   TokenShard Prefix(int64_t tokens) const;
 
-  int group_index() const { return group_index_; }  // of this rank's group, in [0, num_groups())
+  int group_index() const { return group_index_; }  // this rank's group, in [0, num_groups())
   int num_groups() const { return static_cast<int>(positions_.size()); }
   const RankGroup& group() const { return group_; }
-  int64_t seqlen() const { return seqlen_; }  // of the whole sequence, in tokens
+  int64_t seqlen() const { return seqlen_; }  // the whole sequence's length in tokens
 
   // The tokens of this rank: global positions, increasing, and their number.
   const std::vector<int32_t>& local_positions() const { return local_positions(group_.group_rank); }
@@ -81,7 +81,7 @@ class TokenShard {
   // The tokens of a whole group: global positions, increasing, and their number.
   const std::vector<int32_t>& group_positions(int index) const { return positions_[index]; }
   int64_t group_length(int index) const { return static_cast<int64_t>(positions_[index].size()); }
-  int64_t group_length() const { return group_length(group_index_); }  // of this rank's group
+  int64_t group_length() const { return group_length(group_index_); }  // this rank's group's
   int64_t max_group_length() const;
 
  private:

@@ -319,7 +319,7 @@ TEST(Transformer, LaterTokensDoNotChangeEarlierLogits) {
     Text text = RandomText(config.vocab, false);
     const Values before = Logits(*model, text);
     const int64_t changed = 5;
-    text.tokens[changed] = (text.tokens[changed] + 1) % config.vocab;  // of row 0
+    text.tokens[changed] = (text.tokens[changed] + 1) % config.vocab;  // a token of row 0
     const Values after = Logits(*model, text);
     for (int64_t t = 0; t < text.length; ++t) {
       const auto row = [&](const Values& logits, int64_t batch_row) {

@@ -76,7 +76,7 @@ class PipelineTest : public TrainerRunTest {
   }
 
   struct Results {
-    std::vector<double> losses, norms;       // of training and of evaluations
+    std::vector<double> losses, norms;       // those of training and evaluations
     std::vector<std::vector<double>> state;  // masters, and both moments
   };
 

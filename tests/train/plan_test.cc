@@ -124,7 +124,7 @@ TEST(Plan, APipelineIsFasterOverSlowLinks) {
 
 // The simulated step sends the bytes of the real one on CPUs.
 TEST(Plan, SendsWhatTheRealStepSends) {
-  using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // of each rank
+  using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // an entry for each rank
   const auto count = [](Communicator& comm, const TrainingSetup& setup, Sent* sent) {
     const ScopedThreadPool pool(1);
     BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));

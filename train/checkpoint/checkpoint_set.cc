@@ -22,8 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr char kSet[] = "set";      // of an index
-constexpr char kParts[] = "parts";  // of a file of a set
+constexpr char kSet[] = "set";      // in an index
+constexpr char kParts[] = "parts";  // in a file of a set
 constexpr int64_t kMost = int64_t{1} << 48;
 constexpr auto kFinite = SafetensorsFile::Numbers::kFinite;
 

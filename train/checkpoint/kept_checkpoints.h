@@ -86,8 +86,8 @@ class KeptCheckpoints {
   std::string folder_;
   int64_t keep_;
   int64_t newest_step_ = 0;
-  std::optional<double> newest_loss_;  // in validation, as the next one
-  std::string newest_identity_;        // of the file that these are of
+  std::optional<double> newest_loss_;  // the newest checkpoint's validation loss
+  std::string newest_identity_;        // the newest checkpoint's identity
   double best_loss_ = std::numeric_limits<double>::infinity();
   bool has_links_ = true;
 };

@@ -167,7 +167,7 @@ struct ResolvedConfig : PlainOptions {
   bool fp8 = false;  // linear products of layers in 8 bits; dtype is then bfloat16
   CommKind comm = CommKind::kThreads;
   int ranks = 1;
-  Mesh mesh;               // of the ranks
+  Mesh mesh;               // the ranks' mesh
   int ulysses = 1;         // ranks of a sequence that share heads, for kBurstUlysses
   int ranks_per_node = 0;  // ranks of a sequence on a node of a double ring; 0: a flat ring
   int threads = 1;         // threads of each rank

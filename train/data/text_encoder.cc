@@ -99,7 +99,7 @@ class TextEncoder {
   int64_t next_starts_ = 0;  // the piece whose document starts are appended next
   bool stopped_ = false;
 
-  std::vector<uint16_t> token_of_;  // of each code point
+  std::vector<uint16_t> token_of_;  // the token of each code point
 };
 
 absl::Status TextEncoder::AddSource(const Sources& sources, int64_t piece_bytes) {

@@ -191,7 +191,7 @@ absl::StatusOr<std::optional<FittedPlan>> FewestChanges(const ResolvedConfig& gi
                                                         const Planner& plan_of) {
   const auto deadline = std::chrono::steady_clock::now() + kMostSearch;
   std::optional<FittedPlan> best;
-  size_t changes = 0;  // of the best
+  size_t changes = 0;  // the best one's number
   for (const Candidate& candidate : ByChanges(given, ranges)) {
     if (candidate.changes == 0) continue;
     if (best.has_value() && candidate.changes > changes) break;

@@ -30,11 +30,11 @@ struct StepPlan {
     std::string place;  // such as "forward, attention"
     T amount = 0;
   };
-  std::vector<Part<int64_t>> at_peak;  // of peak_bytes; largest first
+  std::vector<Part<int64_t>> at_peak;  // parts of peak_bytes, largest first
 
   double step_seconds = 0;
   double kernel_seconds = 0;              // the time of kernels on the busiest rank
-  std::vector<Part<double>> by_place;     // of kernel_seconds; largest first
+  std::vector<Part<double>> by_place;     // parts of kernel_seconds, largest first
   double tokens_per_second = 0;           // for each GPU
   std::optional<double> pipeline_bubble;  // as in StepMetrics
 };

@@ -278,7 +278,7 @@ class Reader {
 
   BpeFile file_;
   size_t added_bytes_ = 0;
-  absl::flat_hash_map<std::string, int32_t> ids_;  // of model.vocab
+  absl::flat_hash_map<std::string, int32_t> ids_;  // the ids of model.vocab
 };
 
 }  // namespace

@@ -137,7 +137,7 @@ absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, double loss_sca
 // the stage.
 absl::Status StepRunner::ForwardBackwardInPipeline(int64_t first, int64_t count, double loss_scale,
                                                    const Tensor& loss) {
-  const int64_t step = first / config_.accumulate;  // of a step, or of CanContinue before the step
+  const int64_t step = first / config_.accumulate;  // the step's number, or CanContinue's next step
   BURST_RETURN_IF_ERROR(rank_.pipeline->ForwardBackward(
       *rank_.model, *rank_.attention, static_cast<int>(count),
       [&](int number) { return MicroBatch(first + number); }, loss_scale, loss,

@@ -35,7 +35,7 @@ class HeadCalls {
     bool begun = false;
     int64_t left = 0;
   };
-  std::vector<Calls> calls_;  // of each head
+  std::vector<Calls> calls_;  // the calls of each head
 };
 
 }  // namespace burst

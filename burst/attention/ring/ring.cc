@@ -259,8 +259,8 @@ class Ring::GradientTransfers {
   RingTraffic& traffic_;
   PerLink<Buffer> out_, in_;
   PerLink<int> arriving_;
-  Buffer sum_;    // of the current block: the parts of this rank and the ranks before it
-  Buffer early_;  // of the next round's block, from rank early_source_
+  Buffer sum_;    // the current block's sum: the parts of this rank and the ranks before it
+  Buffer early_;  // the next round's block, from rank early_source_
   int early_source_ = -1;
 };
 

@@ -68,7 +68,7 @@ class Ring {
   // The gradients of the block that is here; none in a forward.
   struct Sums {
     Tensors tensors;
-    bool first = false;  // of another rank's block: nothing is in them yet, they are to be assigned
+    bool first = false;  // for another rank's block: the gradients are empty and must be assigned
   };
 
   // Computes the round in which the block of rank `source` is here, and adds to its gradients.

@@ -87,7 +87,7 @@ struct RingRound {
 // All rounds of one rank. Round 0 is its own block.
 struct RingRoute {
   int rank = 0;
-  std::vector<int64_t> lengths;  // of every rank's block: the tokens of it that are sent
+  std::vector<int64_t> lengths;  // the number of tokens of every rank's block that are sent
   std::vector<RingRound> rounds;
   int ranks_per_node = 1;  // L; all ranks in a flat ring
   // Tokens that all ranks together send. Times the bytes of a token: the bytes they send.

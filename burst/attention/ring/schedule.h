@@ -39,7 +39,7 @@ class RingSchedule {
   const TokenShard& key_shard() const { return keys_.has_value() ? *keys_ : shard_; }
   bool is_cross() const { return keys_.has_value(); }  // the keys are of another sequence
   int ranks_per_node() const { return kv_.route.ranks_per_node; }  // all ranks in a flat ring
-  int64_t rows() const { return mask_.rows(); }                    // of Mask
+  int64_t rows() const { return mask_.rows(); }                    // Mask::rows
 
   // Blocks of K and V: the forward, and RingAttention's backward with dK, dV.
   const RingRoute& kv_route() const { return kv_.route; }
@@ -78,7 +78,7 @@ class RingSchedule {
   struct Blocks {
     RingRoute route;
     std::vector<std::optional<std::vector<int32_t>>> sent;  // by rank; null: all it has
-    std::optional<std::vector<BlockRows>> rows;             // of this rank; null: all
+    std::optional<std::vector<BlockRows>> rows;             // this rank's rows; null: all
     std::vector<KernelArray<int32_t>> positions;            // by rank, of what a step reads
   };
 

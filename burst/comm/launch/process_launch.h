@@ -36,7 +36,7 @@ struct ProcessLaunch {
   // Whether the processes are on more than one host. Where the launcher does not say how many
   // processes this host has, a MASTER_ADDR that is not loopback means that they may be.
   bool several_hosts = false;
-  std::string address;  // of rank 0's host
+  std::string address;  // the address of rank 0's host
   int port = 0;         // where ranks look for rank 0 first; see rendezvous.h
   std::string job;      // tells apart jobs that look for the same port
   // How long the processes wait for one another to come.

@@ -28,16 +28,16 @@ enum class FrameKind : uint32_t {
 
 struct FrameHeader {
   FrameKind kind = FrameKind::kHeartbeat;
-  uint32_t channel = 0;  // of a Communicator
+  uint32_t channel = 0;  // a Communicator's channel
   uint64_t group = 0;    // which communicator
-  uint64_t bytes = 0;    // of the payload; kAnnounce: of the message
+  uint64_t bytes = 0;    // the length of the payload; kAnnounce: of the message
 };
 
 inline constexpr size_t kFrameHeaderBytes = 24;
 inline constexpr uint64_t kMaxEagerBytes = 64 << 10;
 inline constexpr uint64_t kMaxPieceBytes = 256 << 10;
-inline constexpr uint64_t kMaxWordsBytes = 4 << 10;              // of a kFailed
-inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 40;  // that may be announced
+inline constexpr uint64_t kMaxWordsBytes = 4 << 10;              // the most bytes of a kFailed
+inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 40;  // the longest message
 
 using FrameHeaderBytes = std::array<uint8_t, kFrameHeaderBytes>;
 

@@ -49,7 +49,7 @@ struct Claim {
 // Where a rank listens; an empty address: on the host of rank 0.
 struct Place {
   std::string address;  // numeric
-  uint16_t port = 0;    // of a Unix socket: a part of its name (socket_folder.h)
+  uint16_t port = 0;    // for a Unix socket a part of its name (socket_folder.h)
 };
 
 inline constexpr size_t kHelloBytes = 48, kClaimBytes = 44, kPlaceBytes = 64;
@@ -78,7 +78,7 @@ enum class Side : uint8_t { kCaller = 1, kListener = 2 };
 // The values that distinguish a connection from all others.
 struct ConnectionName {
   Nonce caller, listener;
-  uint16_t port = 0;  // of the listener
+  uint16_t port = 0;  // the listener's port
 };
 
 Proof MakeProof(const JobKey& key, Side side, const ConnectionName& connection, const Claim& claim);

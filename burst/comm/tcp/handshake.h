@@ -68,7 +68,7 @@ class Handshake {
   Stage stage_;
   ConnectionName name_;
   Claim theirs_, claim_of_caller_;
-  std::vector<uint8_t> received_;  // of the message that is expected
+  std::vector<uint8_t> received_;  // the bytes of the expected message
 };
 
 }  // namespace burst

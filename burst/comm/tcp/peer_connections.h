@@ -61,7 +61,7 @@ struct Transfer {
   bool sends;
   uint64_t group;
   int channel;
-  int peer;  // of the world
+  int peer;  // a rank of the world
   char* data;
   int64_t bytes;
 
@@ -102,7 +102,7 @@ class PeerConnections {
     const char* tail = nullptr;  // a piece of a transfer's buffer
     size_t tail_bytes = 0;
     Transfer* transfer = nullptr;
-    bool is_last = false;  // of the transfer's pieces
+    bool is_last = false;  // whether it is the transfer's last piece
     size_t written = 0;
     size_t size() const { return head.size() + tail_bytes; }
     void Own();  // copies the tail, which is no longer in use then
@@ -115,15 +115,15 @@ class PeerConnections {
     std::deque<Outgoing> outgoing;  // short frames; the first one may have left in part
     std::map<std::tuple<uint64_t, int>, std::deque<Transfer*>> announced;  // wait for a kGo
     std::array<std::deque<Transfer*>, kNumChannels> sending;
-    int last_channel = 0;  // of the piece that was sent last
+    int last_channel = 0;  // the channel of the piece that was sent last
     // From the peer. Bytes [begin, end) of the buffer are read but not used yet.
     std::vector<uint8_t> buffer;
     size_t begin = 0, end = 0;
-    std::optional<FrameHeader> frame;  // whose payload comes
+    std::optional<FrameHeader> frame;  // the header of the payload that comes
     uint64_t payload_read = 0;
     bool dropped = false;      // a part of it is gone, and nobody needs the rest
-    std::string payload;       // of a frame that goes into no transfer's buffer
-    Transfer* into = nullptr;  // of a piece
+    std::string payload;       // for a frame without a transfer's buffer
+    Transfer* into = nullptr;  // the transfer that a piece belongs to
     std::array<std::deque<Transfer*>, kNumChannels> coming;  // kGo was sent
     uint64_t unexpected_bytes = 0;                           // messages that nobody waits for
     std::chrono::steady_clock::time_point heard;

@@ -31,7 +31,7 @@ struct RendezvousOptions {
   // The ranks of one host meet here; none: by TCP.
   std::optional<SocketFolder> folder;
   bool several_hosts = false;
-  std::string address;  // of rank 0's host: a name or a number
+  std::string address;  // rank 0's host: a name or a number
   // Rank 0 listens on the first free one of `num_ports` ports from here on. The others try all of
   // them until rank 0 answers. In a folder a port is a part of the job's name.
   int port = 0;

@@ -46,7 +46,7 @@ class TcpCommunicator : public Communicator {
 
   const std::shared_ptr<PeerConnections> world_;
   const uint64_t group_;
-  const std::vector<int> world_ranks_;  // of the group's ranks
+  const std::vector<int> world_ranks_;  // the group's ranks as ranks of the world
   const int rank_;
   std::deque<Transfer> pending_[kNumChannels];  // where they stay: the world points to them
 };

@@ -125,7 +125,7 @@ struct ThreadGroup {
   void EndMeeting();
 
   ThreadWorld& world;
-  const std::vector<int> world_ranks;  // of the group's ranks
+  const std::vector<int> world_ranks;  // the group's ranks as ranks of the world
   const int size;
   std::vector<Link> links;  // [channel, source, destination]
   std::vector<Rank> ranks;
