@@ -1,6 +1,6 @@
-// The KV cache of a model that generates text: keys and values of all tokens so far, so that the
-// next token costs the work of one token. Ranks may share it: each token's keys and values are on
-// exactly one rank.
+// The KV cache of a model that generates text. It holds keys and values of all tokens so far, so
+// the next token costs the work of one token. Ranks may share it: each token's keys and values are
+// on exactly one rank.
 #pragma once
 
 #include <cstdint>

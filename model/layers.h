@@ -1,8 +1,8 @@
 // Layers that own parameters: normalization and the two linear layers of tensor parallelism.
 //
 // A layer declares its parameters when it is constructed; ParameterList::Allocate gives them
-// memory. Until then a layer must not move. Which rank has which shard of a parameter, and what
-// the ranks exchange around a GEMM, is decided here and in TensorParallel; on one rank nothing is
+// memory. Until then a layer must not move. Layers and TensorParallel decide which rank has which
+// shard of a parameter, and what the ranks exchange around a GEMM. On one rank nothing is
 // exchanged.
 #pragma once
 

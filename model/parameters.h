@@ -1,7 +1,7 @@
 // The one list of a model's parameters. Initialization, the optimizer, the gradient all-reduce,
 // clipping and checkpoints walk it.
 //
-// Values and gradients are views into flat buffers, so operations on the whole model (all-reduce,
+// Values and gradients are views into flat buffers. Operations on the whole model (all-reduce,
 // norm, AdamW) run over one array, and a range of it can be sharded.
 //
 // Tensor parallelism: a parameter is sharded over the ranks of a group, or replicated on them. The

@@ -4,7 +4,7 @@
 // In every layer, the GEMMs into attention and into the feed-forward are column-parallel, those out
 // of them row-parallel. A rank has a shard of the heads and of the hidden channels; its
 // row-parallel GEMM gives a partial result, and the ranks add up their partial results. Outside the
-// layers every rank has its shard of the tokens, as with any other strategy: embedding, final
+// layers every rank has its shard of the tokens, as with any other strategy. Embedding, final
 // normalization, head and loss are replicated and work on these tokens. (Shoeybi et al. shard the
 // vocabulary instead. Here the head stays one fused op, which communicates nothing between the
 // chunks of its logits. The price is a replicated table and one gather of [tokens, width] at either

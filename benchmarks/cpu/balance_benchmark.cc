@@ -1,7 +1,7 @@
 // Deals packed documents to ranks (the layout "balanced"), and measures the time. Compares with the
-// other layouts: the busiest rank's work divided by the mean, and the K and V tokens that all ranks
-// send divided by the sequence length. The lengths of documents are log-normal (median 512,
-// deviation 1.5), at most the third argument. Arguments: tokens, ranks, longest document.
+// other layouts: the busiest rank's work divided by the mean, and the sent K and V tokens divided
+// by the sequence length. The lengths of documents are log-normal (median 512, deviation 1.5), at
+// most the third argument. Arguments: tokens, ranks, longest document.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Compares a transfer around the ring and an all-reduce through the communicator with NCCL alone. A
 // rank owns one GPU. Ranks are threads on all GPUs of this machine, whose transfers are copies by
-// the copy engines, or the processes of a launcher (mpirun, torchrun, srun), whose messages go over
-// NCCL.
+// the copy engines. Or they are processes of a launcher (mpirun, torchrun, srun), whose messages go
+// over NCCL.
 //
 // GB/s of a transfer counts the bytes that a rank sends. GB/s of an all-reduce over G ranks counts
 // 2(G-1)/G of the tensor's bytes, the least that a rank must send. us is the host's time in a Post

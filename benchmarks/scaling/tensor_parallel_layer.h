@@ -1,5 +1,5 @@
-// Runs the work and the messages of tensor parallelism for one attention: the part of a layer that
-// is compared with other ways to spread attention over ranks.
+// Runs the work and the messages of tensor parallelism for one attention. This part of a layer is
+// compared with other ways to spread attention over ranks.
 //
 // In tensor parallelism attention itself sends nothing: a rank has its heads on all tokens. The
 // products around attention send. Their GEMMs cost the same with every strategy, so they are left

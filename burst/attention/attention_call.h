@@ -44,9 +44,9 @@ struct AttentionResult {
   // for a query that sees no key; contiguous. Forward allocates it when null.
   Tensor lse = {};
   // [B, num_heads] float32 on the CPU, if the call wants them; Forward allocates them when null.
-  // They are the largest score of each head over the queries and keys of all ranks, after softcap
-  // and ALiBi; -inf where no query sees a key. All ranks get the same values. Optimizers clip these
-  // scores (Kimi K2, arXiv 2507.20534).
+  // They are each head's largest score over the queries and keys of all ranks, after softcap and
+  // ALiBi. They are -inf where no query sees a key. All ranks get the same values. Optimizers clip
+  // these scores (Kimi K2, arXiv 2507.20534).
   Tensor max_logits = {};
 
   // With UlyssesAttention, the exchanged tensors: this rank's heads of the tokens of its group.

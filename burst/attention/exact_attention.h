@@ -8,9 +8,9 @@
 //    backward  dQ of a chunk: one call; the call's parts of dK and dV are added exactly
 //              (burst/tensor/exact_sum.h) to those of the other chunks, on this rank and on others
 //
-// This is for comparing runs and finding errors, not for the longest sequences: every rank needs
-// room for K and V of all tokens, and for their gradients in float64. A rank sends as many keys and
-// values as in a ring, and gradients of twice the bytes.
+// This is for comparing runs and finding errors. It is not for the longest sequences: every rank
+// needs room for K and V of all tokens, and for their gradients in float64. A rank sends as many
+// keys and values as in a ring, and gradients of twice the bytes.
 #pragma once
 
 #include <memory>

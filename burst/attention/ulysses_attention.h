@@ -1,5 +1,5 @@
 // UlyssesAttention: each rank of a group receives the tokens of the whole group for a part of the
-// heads, computes their attention, and returns to every rank the results of its tokens.
+// heads. It computes their attention, and returns to every rank the results of its tokens.
 //
 // Source: DeepSpeed Ulysses (Jacobs et al., arXiv 2309.14509). With one group of all ranks, a
 // kernel sees the whole sequence, and the all-to-alls are all that is sent. Smaller groups are the

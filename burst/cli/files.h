@@ -32,7 +32,7 @@ inline constexpr int64_t kMaxTokenizerBytes = int64_t{100} << 20;  // also an in
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxFileBytes);
 
 // Replaces `path` by a file with this content. A reader (or a crash) sees the old file or the new
-// one, never a mixture: the content is written to a temporary file in the same folder, flushed to
+// one, never a mixture. The content is written to a temporary file in the same folder, flushed to
 // the disk and renamed. `mode`: its permissions, less the process's umask.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content,
                                  mode_t mode = 0644);

@@ -7,7 +7,7 @@
 //   simulated/  ranks are threads with simulated GPUs          times alone, no memory
 //
 // Sender and receiver use the same kind of memory. GPU memory is ordered by the calling thread's
-// stream: a Post sends and receives once all work queued before it is done, and work queued after a
+// stream. A Post sends and receives once all earlier queued work is done, and work queued after a
 // Wait starts after the messages. With gpu/ neither call waits for a GPU, but a Wait may block the
 // host until the other ranks have posted. Where NCCL carries messages, the Posts of one channel run
 // one after the other: two ranks must not both send in one Post and receive in the next.

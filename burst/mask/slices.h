@@ -2,8 +2,8 @@
 // of answers to one prompt, a window with global tokens, and sparse blocks.
 //
 // A query then sees several intervals of keys. The mask between two blocks of tokens is divided
-// into parts of one interval a query (VisibleKeys) or of whole blocks (VisibleBlocks); attention is
-// a call for each part. A tree or a window with global tokens takes two or three parts of
+// into parts of one interval a query (VisibleKeys) or of whole blocks (VisibleBlocks). Attention
+// makes a call for each part. A tree or a window with global tokens takes two or three parts of
 // intervals. Sparse blocks are lists, with a part or two for diagonals and edges.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The layout "balanced": packed documents are dealt to ranks such that every rank has the same
-// number of tokens and nearly the same work, and little is sent.
+// The layout "balanced" deals packed documents to ranks. Every rank has the same number of tokens
+// and nearly the same work, and little is sent.
 //
 // A document stays whole, on one rank, if its work is small compared with a rank's share; it is
 // then never sent. A longer one is spread over as many neighboring ranks as its work needs, in

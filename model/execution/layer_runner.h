@@ -1,5 +1,5 @@
-// Runs the layers of a model as an ExecutionPlan says: which layers the backward runs again, in
-// which segments and parts, and what waits in the host's memory meanwhile.
+// Runs the layers of a model by an ExecutionPlan. It says which layers the backward runs again, in
+// which segments and parts, and which tensors wait in the host's memory.
 #pragma once
 
 #include <cstdint>

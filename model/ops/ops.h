@@ -145,8 +145,8 @@ Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table);
 Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table, const Tensor& positions,
                    const Variable& position_table);
 
-// ---- Dropout (Srivastava et al., JMLR 2014). Its masks are a pure function of where they apply,
-// so they are the same for any number of ranks and after a resume, and are never stored.
+// ---- Dropout (Srivastava et al., JMLR 2014). Its masks are a pure function of their place. So
+// they are equal for any number of ranks and after a resume, and are never stored.
 
 // Names the random bits of a forward pass: a mask is a function of (key, site, batch row, global
 // position, channel).
@@ -185,8 +185,8 @@ Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site,
 // x: [..., width]. weight: [vocab, width]. targets: one for each row of x, in [0, vocab), or -1: no
 // loss. Logits exist for `chunk` tokens at a time; 0: as many as fit in kLogitBytes (on the CPU).
 //
-// When a gradient is needed the forward computes it too, chunk by chunk while the logits are there,
-// for an upstream gradient of 1; the backward only scales and adds it.
+// When a gradient is needed, the forward computes it, too, chunk by chunk while the logits are
+// there, for an upstream gradient of 1. The backward only scales and adds it.
 inline constexpr int64_t kLogitBytes = int64_t{128} << 20;
 Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
                             const Tensor& targets, double scale, int64_t chunk = 0);

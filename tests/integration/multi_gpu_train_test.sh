@@ -1,6 +1,6 @@
 #!/bin/bash
-# multi_gpu_train_test.sh TRAIN [RANKS]: trains with one GPU and with RANKS GPUs (default 2) as threads,
-# as processes, as a ring, data parallel and on a mesh, and compares the losses. Then it kills a rank in
+# multi_gpu_train_test.sh TRAIN [RANKS]: trains with one GPU and with RANKS GPUs (default 2): as threads,
+# as processes, as a ring, data parallel and on a mesh. Compares the losses. Then it kills a rank in
 # the middle of a run, checks what the others do, and resumes from the checkpoint.
 set -u
 train=$(realpath "$1") ranks=${2:-2} victim=$((${2:-2} / 2)) port=24567

@@ -1,6 +1,6 @@
 #!/bin/bash
 # soak.sh TRAIN [STEPS] [OPTION...]: trains a small model for STEPS steps (default 20000) with
-# evaluations and checkpoints, in two runs of which the second resumes the first. Ten times a second
+# evaluations and checkpoints. It makes two runs, and the second one resumes the first. Ten times a second
 # it samples the process's memory, file handles and threads. Each must be flat after the first fifth of
 # a run; memory may vary by 2 % and 8 MiB, because allocators do. Prints a table, with the median step
 # time of each run's second and last tenth. OPTION is an option of //train, such as --device=cuda.

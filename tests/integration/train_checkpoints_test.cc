@@ -1,5 +1,5 @@
-// Checkpoints of //train: nothing is lost when a run is killed, interrupted or has no room, and a
-// run that continues is the one that was never stopped.
+// Checkpoints of //train: nothing is lost when a run is killed, interrupted or has no room. A run
+// that continues equals one that was never stopped.
 #include <gtest/gtest.h>
 
 #include <cmath>

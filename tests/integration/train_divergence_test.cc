@@ -48,8 +48,8 @@ TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
   ExpectSameWeights("straight", "run");
 }
 
-// Tensor parallel ranks, data parallel ranks and rings agree on what is not saved, even if only one
-// of them has a value that is not finite.
+// All kinds of ranks agree that a model is not saved, even if only one of them has a value that is
+// not finite.
 TEST_F(TrainCli, DivergenceOfManyRanksKeepsTheLastGoodCheckpoint) {
   const std::vector<std::string> meshes[] = {{"--tp=2"},
                                              {"--tp=2", "--dp=2"},

@@ -4,8 +4,8 @@
     pip install torch transformers numpy
     tests/interop/fixtures.py
 
-For each model the file has its config.json as transformers saves it, the names and shapes of its tensors, a
-row of tokens, and the logits that transformers computes in float64. It does not have the weights: element i of
+For each model the file has its config.json as transformers saves it, and the names and shapes of its tensors. It
+also has a row of tokens, and the logits that transformers computes in float64. It does not have the weights: element i of
 tensor number t, in order of name, is a function of (t, i) that is exact in float32. The function is `numbers` here
 and Numbers in the test.
 """

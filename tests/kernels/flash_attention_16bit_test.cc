@@ -22,8 +22,8 @@ namespace {
 constexpr DeviceType kCuda = DeviceType::kCuda;
 constexpr DType kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16, kFloat = DType::kFloat32;
 
-// Kernels with the dtype in which they are tested: those that the device chooses, those for any
-// tensor cores, and those for few queries, which have no backward.
+// The kernels and the dtype in which they are tested: the device's choice, the kernels for any
+// tensor cores, and the kernels for few queries, which have no backward.
 struct Kernels {
   const char* name;
   const AttentionKernels& (*get)();

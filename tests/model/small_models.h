@@ -32,8 +32,8 @@ inline ModelConfig SmallLlama(bool tied) {
   return config;
 }
 
-// Returns a model with the features of Qwen3 and Qwen2 together: heads that are wider than their
-// share of the width, biases and normalization of queries and keys, scaled RoPE.
+// Returns a model with the features of Qwen3 and Qwen2 together: wide heads, biases and
+// normalization of queries and keys, scaled RoPE.
 inline ModelConfig SmallQwen(bool tied = false) {
   ModelConfig config = SmallLlama(tied);
   config.head_dim = 6;

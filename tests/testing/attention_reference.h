@@ -44,7 +44,7 @@ struct AttentionResults {
 //    dK = softmax_scale dS^T Q;  dV = P^T dO
 //
 // Results are float64 and on the CPU. With dtype = bfloat16 or float16 each value (S, P, O, dP, dS,
-// dQ, dK, dV) is rounded to it, while sums stay exact: its error bounds what a kernel's may be.
+// dQ, dK, dV) is rounded, but sums stay exact. Its error bounds a kernel's error.
 AttentionResults NaiveAttention(const Tensor& q, const Tensor& k, const Tensor& v,
                                 const Tensor& dout, const Tensor& dlse, double softmax_scale,
                                 const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible,

@@ -1,7 +1,6 @@
 // Tests the order in which the trainer gives steps to a device, and the metrics it reports. The
 // metrics do not depend on whether the device gets the next step before the host waits for the
-// results of this one (on a GPU) or not. The test runs on the CPU and, compiled once more, on a
-// GPU.
+// results of this one. The test runs on the CPU and, compiled once more, on a GPU.
 #include "train/trainer/trainer.h"
 
 #include <gtest/gtest.h>

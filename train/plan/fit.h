@@ -24,8 +24,9 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
                                    int gpus_per_node, const MayChoose& may_choose);
 
 // Returns ResourceExhausted if a step needs more memory than a GPU has, or more than its share of
-// the host. The message names the fewest options to change so that it fits (or some, if half a
-// minute does not find them), or the least memory that it needs. `plan` is the step's.
+// the host. The message names the fewest options to change so that it fits, or the least memory
+// that it needs. If half a minute does not find the fewest options, it names some. `plan` is the
+// step's.
 absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const GpuModel& gpu,
                        int gpus_per_node);
 

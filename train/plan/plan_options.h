@@ -38,9 +38,9 @@ struct MeshChoice {
   std::string options;  // "--dp=2 --sp=4 --strategy=ulysses"; empty for the first, ConfigOf's
 };
 // Returns the meshes to try. If the mesh may be chosen, these have every number of data-parallel
-// groups, every number of pipeline stages up to --accumulate, and powers of two of chunks a stage.
-// If the strategy may be chosen, they have each strategy that may be the fastest. Meshes that
-// ResolveConfig refuses are left out.
+// groups, and every number of pipeline stages up to --accumulate. They have powers of two of chunks
+// a stage. If the strategy may be chosen, they have each strategy that may be the fastest. Meshes
+// that ResolveConfig refuses are left out.
 absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& options, int64_t gpus,
                                                  int64_t seqlen, bool mesh, bool strategy);
 

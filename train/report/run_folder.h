@@ -57,8 +57,8 @@ class RunFolder {
 
   // Keeps a checkpoint that `write` writes to a path, atomically, on any thread, one at a time.
   // Meanwhile metrics() may be written to, but checkpoints() must not be used. FailedPrecondition
-  // means that the lock's file is gone, so the folder may be another run's and nothing is written,
-  // or, after the save, that metrics.jsonl is gone.
+  // means that the lock's file is gone, so the folder may be another run's. Nothing is then
+  // written. It may also mean that metrics.jsonl is gone after the save.
   absl::Status Save(const CheckpointInfo& info,
                     const std::function<absl::Status(const std::string& path)>& write);
 

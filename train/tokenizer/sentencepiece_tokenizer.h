@@ -25,8 +25,8 @@ class SentencePieceTokenizer : public FileTokenizer,
                                public std::enable_shared_from_this<SentencePieceTokenizer> {
  public:
   // Makes a tokenizer of a tokenizer.model. InvalidArgument for other bytes. Also for a model that
-  // changes the text (normalization, extra spaces), has characters without tokens (no byte
-  // fallback), or writes spaces after words, because such text could not be decoded.
+  // changes the text (normalization, extra spaces) or has characters without tokens (no byte
+  // fallback). Spaces after words are refused, too, because such text could not be decoded.
   static absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> FromModel(
       absl::string_view model);
 

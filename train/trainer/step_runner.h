@@ -41,9 +41,9 @@ class StepRunner {
   // Returns the number of the step that Complete would return; none if nothing is enqueued.
   std::optional<int64_t> first_enqueued() const;
 
-  // Returns whether the weights and optimizer states of all ranks are finite, and so are the loss
-  // and gradient of the next micro-batch after `steps` steps. An update may leave finite weights
-  // that are so large that results with them are not finite. The gradients are not kept.
+  // Returns whether the weights and optimizer states of all ranks are finite. The loss and gradient
+  // of the next micro-batch after `steps` steps must be finite, too. An update may leave finite
+  // weights that are so large that results with them are not finite. The gradients are not kept.
   // Collective.
   absl::StatusOr<bool> CanContinue(int64_t steps);
 

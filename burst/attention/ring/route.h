@@ -19,10 +19,10 @@
 // round k sends it during round k + 1 to the rank of round k + 2. Round 0 feeds rounds 1 and 2. The
 // gradients are the reason. The gradient of a block is sent after round k and received by the rank
 // of round k + 2 before that round, which then adds to it in place. In a ring of one direction it
-// would arrive during the round in which that rank computes its own part, and the two parts
-// would have to be added afterward. Here that happens only once in a node: after round L - 2 a
-// gradient goes to the rank of round L - 1. That rank adds it to its own part and so has the node's
-// total. From there, in round m L + L - 1, the gradient goes
+// would arrive while that rank computes its own part, and the two parts would have to be added
+// afterward. Here that happens only once in a node: after round L - 2 a gradient goes to the rank
+// of round L - 1. That rank adds it to its own part and so has the node's total. From there, in
+// round m L + L - 1, the gradient goes
 //
 //    m = 0:            to its owner, within the node;
 //    0 < m < M - 1:    to the same round of the next node, while that node computes its L rounds;

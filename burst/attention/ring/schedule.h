@@ -57,7 +57,7 @@ class RingSchedule {
   }
 
   // The positions of the keys, or of the queries, that a step with the block of rank `source`
-  // reads: all of this rank's own, or those that `source` sends. Memory of the device.
+  // reads. These are all of this rank's own, or those that `source` sends. Memory of the device.
   const int32_t* key_positions(int source, DeviceType device) const {
     return kv_.positions[source].On(device, KeysOf(source));
   }

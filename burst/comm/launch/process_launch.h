@@ -1,5 +1,5 @@
-// Finds out how this process was started: alone or by a launcher, its rank among the others, where
-// they meet, and what each of them may use.
+// Finds out how this process was started: alone or by a launcher. It also gives the rank among the
+// others, where they meet, and the devices that each may use.
 //
 // torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, all of them.
 // mpirun (Open MPI): OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE; on more than one

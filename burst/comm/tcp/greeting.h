@@ -8,7 +8,7 @@
 // A proof is HMAC-SHA256 over both nonces, the listener's port and the claim, with a key made of
 // the job's token. It shows that its sender knows the token now and makes this claim about this
 // connection. The token itself is never sent. A process that hands the greeting on from another
-// port proves nothing: the caller puts the port that it called into its proof, the listener the
+// port proves nothing. The caller puts the port that it called into its proof, and the listener the
 // port on which it listens. Nothing in a greeting is believed before its proof is checked. All
 // lengths are fixed.
 //

@@ -1,6 +1,6 @@
-// Ranks as processes connected by sockets. Host memory. A rank that is lost, because its connection
-// closes before it has finished or because nothing is heard of it for some time, is named by all
-// others (peer_connections.h).
+// Ranks as processes connected by sockets. Host memory. A rank is lost if its connection closes
+// before it has finished, or if it is silent for some time. All others then name it
+// (peer_connections.h).
 #pragma once
 
 #include <deque>
