@@ -12,57 +12,37 @@ namespace {
 Variable Reshape(Tape& tape, const Variable& x, const Shape& shape) {
   const Variable y = tape.Output(x.value().View(shape), {x});
   if (tape.NeedsGrad({x})) {
-    tape.Record("reshape", {y}, [=] { x.AddGrad(y.grad().Contiguous().View(x.shape())); });
+    tape.Record("reshape", {y},
+                [=] { x.AddGrad(y.grad().Contiguous().View(x.shape()), y.grad_amax()); });
   }
   return y;
 }
 
-// gelu(x up^T + b) down^T + b, one op: on a GPU its GEMMs apply GELU and the biases (GeluMlp,
-// ops.h).
-class GeluFeedForward : public FeedForward {
- public:
-  explicit GeluFeedForward(const LayerScope& scope)
-      : up_(scope, "ffn.up", {scope.config.ffn}, 1, /*has_bias=*/true),
-        down_(scope, "ffn.down", scope.config.ffn, 1) {}
-
-  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
-                   ResultUse use) const override {
-    const LinearParameters &up = up_.parameters(), &down = down_.parameters();
-    return pass->parallel->RowParallel(
-        pass.tape, pass->shard, down.bias, residual,
-        [&](const Variable& down_bias, const Variable& addend) {
-          return pass->parallel->ColumnParallel(
-              pass.tape, pass->shard, x,
-              [&](const Variable& all, const std::function<void()>& dx_done) {
-                return GeluMlp(pass.tape, all, up.weight, up.bias, down.weight, down_bias, addend,
-                               dx_done, use, pass->linear_precision);
-              });
-        });
-  }
-
- private:
-  ColumnParallelLinear up_;
-  RowParallelLinear down_;
-};
-
-// (silu(gate) * up) down^T, where [gate, up] = x gate_up^T.
-class SwiGluFeedForward : public FeedForward {
- public:
-  explicit SwiGluFeedForward(const LayerScope& scope)
-      : gate_up_(scope, "ffn.gate_up", {scope.config.ffn, scope.config.ffn}, 1, /*has_bias=*/false),
-        down_(scope, "ffn.down", scope.config.ffn, 1) {}
-
-  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
-                   ResultUse use) const override {
-    return down_.Forward(pass, SwiGlu(pass.tape, gate_up_.Forward(pass, x)), residual, use);
-  }
-
- private:
-  ColumnParallelLinear gate_up_;
-  RowParallelLinear down_;
-};
-
 }  // namespace
+
+FeedForward::FeedForward(const LayerScope& scope)
+    : gated_(scope.config.family == Family::kLlama),
+      first_(scope, gated_ ? "ffn.gate_up" : "ffn.up",
+             std::vector<int64_t>(gated_ ? 2 : 1, scope.config.ffn), 1, scope.config.has_biases()),
+      down_(scope, "ffn.down", scope.config.ffn, 1) {}
+
+Variable FeedForward::Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
+                              ResultUse use) const {
+  const LinearParameters &first = first_.parameters(), &down = down_.parameters();
+  const LinearPrecision precision = pass->linear_precision;
+  return pass->parallel->RowParallel(
+      pass.tape, pass->shard, down.bias, residual,
+      [&](const Variable& down_bias, const Variable& addend) {
+        return pass->parallel->ColumnParallel(
+            pass.tape, pass->shard, x,
+            [&](const Variable& all, const std::function<void()>& dx_done) {
+              return gated_ ? SwiGluMlp(pass.tape, all, first.weight, down.weight, down_bias,
+                                        addend, dx_done, use, precision)
+                            : GeluMlp(pass.tape, all, first.weight, first.bias, down.weight,
+                                      down_bias, addend, dx_done, use, precision);
+            });
+      });
+}
 
 Variable Residual(const ForwardPass& pass, const Variable& x, int64_t dropout_site,
                   const std::function<Variable(const Variable& residual)>& branch) {
@@ -140,7 +120,8 @@ Variable SelfAttention::Heads(const ForwardPass& pass, const Variable& projected
   if (query_norm_.defined()) {
     qkv = RmsNormHeads(pass.tape, qkv, {query_norm_, heads}, {key_norm_, kv_heads}, norm_eps_);
   }
-  return rotates_ ? Rope(pass.tape, qkv, pass->rope, heads + kv_heads) : qkv;
+  return rotates_ ? Rope(pass.tape, qkv, pass->rope, heads + kv_heads, pass->linear_precision)
+                  : qkv;
 }
 
 Block::Block(const LayerScope& scope, int64_t layer) : layer_(layer) {
@@ -153,7 +134,7 @@ void Block::MakeGpt2(const LayerScope& scope) {
   attention_norm_ = std::make_unique<LayerNormalization>(scope, "attention_norm", replicated);
   attention_ = std::make_unique<SelfAttention>(scope, layer_, SelfAttention::Rotation::kNone);
   ffn_norm_ = std::make_unique<LayerNormalization>(scope, "ffn_norm", replicated);
-  ffn_ = std::make_unique<GeluFeedForward>(scope);
+  ffn_ = std::make_unique<FeedForward>(scope);
 }
 
 // Llama's layer: Touvron et al., arXiv 2302.13971.
@@ -162,18 +143,19 @@ void Block::MakeLlama(const LayerScope& scope) {
   attention_norm_ = std::make_unique<RmsNormalization>(scope, "attention_norm", replicated);
   attention_ = std::make_unique<SelfAttention>(scope, layer_, SelfAttention::Rotation::kRope);
   ffn_norm_ = std::make_unique<RmsNormalization>(scope, "ffn_norm", replicated);
-  ffn_ = std::make_unique<SwiGluFeedForward>(scope);
+  ffn_ = std::make_unique<FeedForward>(scope);
 }
 
 Variable Block::FeedForwardBranch(const ForwardPass& pass, const Variable& x,
                                   const Variable& residual, ResultUse use) const {
-  return ffn_->Forward(pass, ffn_norm_->Forward(pass, x), residual, use);
+  return ffn_->Forward(pass, ffn_norm_->Forward(pass, x, pass->linear_precision), residual, use);
 }
 
 Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
   ReachOp(static_cast<int>(layer_), "projections", /*on_device=*/true);
   const Variable h = Residual(pass, x, AttentionSite(layer_), [&](const Variable& residual) {
-    return attention_->Forward(pass, attention_norm_->Forward(pass, x), residual);
+    const Variable normalized = attention_norm_->Forward(pass, x, pass->linear_precision);
+    return attention_->Forward(pass, normalized, residual);
   });
   ReachOp(static_cast<int>(layer_), "feed-forward");
   return Residual(pass, h, FeedForwardSite(layer_), [&](const Variable& residual) {

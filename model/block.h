@@ -65,12 +65,20 @@ class SelfAttention {
   RowParallelLinear out_;
 };
 
+// The feed-forward of GPT-2 (GeluMlp) or Llama (SwiGluMlp). It is one op, around which the ranks
+// exchange tokens.
 class FeedForward {
  public:
-  virtual ~FeedForward() = default;
+  explicit FeedForward(const LayerScope& scope);
+
   // residual + ffn(x), shapes as for SelfAttention. use: what reads the result (ops.h).
-  virtual Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
-                           ResultUse use) const = 0;
+  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
+                   ResultUse use) const;
+
+ private:
+  const bool gated_;  // SwiGLU
+  ColumnParallelLinear first_;
+  RowParallelLinear down_;
 };
 
 class Block {

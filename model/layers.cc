@@ -59,8 +59,9 @@ RmsNormalization::RmsNormalization(const LayerScope& scope, const std::string& n
   scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharding, &weight_);
 }
 
-Variable RmsNormalization::Forward(const ForwardPass& pass, const Variable& x) const {
-  return RmsNorm(pass.tape, x, weight_, eps_);
+Variable RmsNormalization::Forward(const ForwardPass& pass, const Variable& x,
+                                   LinearPrecision reader) const {
+  return RmsNorm(pass.tape, x, weight_, eps_, reader);
 }
 
 LayerNormalization::LayerNormalization(const LayerScope& scope, const std::string& name,
@@ -70,8 +71,9 @@ LayerNormalization::LayerNormalization(const LayerScope& scope, const std::strin
   scope.Add(name + ".bias", {scope.config.width}, 0, 0, false, sharding, &bias_);
 }
 
-Variable LayerNormalization::Forward(const ForwardPass& pass, const Variable& x) const {
-  return LayerNorm(pass.tape, x, weight_, bias_, eps_);
+Variable LayerNormalization::Forward(const ForwardPass& pass, const Variable& x,
+                                     LinearPrecision reader) const {
+  return LayerNorm(pass.tape, x, weight_, bias_, eps_, reader);
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LayerScope& scope, const std::string& name,

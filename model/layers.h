@@ -98,14 +98,17 @@ struct LayerScope {
 class Normalization {
  public:
   virtual ~Normalization() = default;
-  virtual Variable Forward(const ForwardPass& pass, const Variable& x) const = 0;
+  // `reader` is the precision of the linear layers that read the result.
+  virtual Variable Forward(const ForwardPass& pass, const Variable& x,
+                           LinearPrecision reader = LinearPrecision::kTensors) const = 0;
 };
 
 class RmsNormalization : public Normalization {
  public:
   RmsNormalization(const LayerScope& scope, const std::string& name,
                    const ParameterSharding& sharding);
-  Variable Forward(const ForwardPass& pass, const Variable& x) const override;
+  Variable Forward(const ForwardPass& pass, const Variable& x,
+                   LinearPrecision reader) const override;
 
  private:
   const double eps_;
@@ -116,7 +119,8 @@ class LayerNormalization : public Normalization {
  public:
   LayerNormalization(const LayerScope& scope, const std::string& name,
                      const ParameterSharding& sharding);
-  Variable Forward(const ForwardPass& pass, const Variable& x) const override;
+  Variable Forward(const ForwardPass& pass, const Variable& x,
+                   LinearPrecision reader) const override;
 
  private:
   const double eps_;

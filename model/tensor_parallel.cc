@@ -118,7 +118,7 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& sh
                                                      const Variable& x) const {
   Columns columns;
   const Variable y =
-      tape.Output(sequence_parallel_ ? Gather(tape, *shard, x.value()) : x.value(), {x});
+      tape.Output(sequence_parallel_ ? Gather(tape, *shard, x.value()) : x.value(), {x}, x.scale());
   columns.x = y;
   if (!tape.NeedsGrad({x})) return columns;
   const auto pending = std::make_shared<TokenExchange::Pending>();
@@ -133,7 +133,7 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& sh
     } else {
       status = exchange_.Wait();
       y.SetValue(status.ok() ? TokenExchange::Gathered(*shard, *pending)
-                             : Tensor::Zeros(y.shape(), dy.dtype(), dy.device()));
+                             : Tensor::Zeros(y.shape(), y.value().dtype(), dy.device()));
       if (status.ok()) status = exchange_.PostReduceScatter(*shard, dy, pending.get());
     }
     if (!status.ok()) tape.Fail(status);

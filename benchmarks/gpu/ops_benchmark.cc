@@ -107,22 +107,24 @@ void RegisterNorms(int64_t rows, int64_t width) {
   Register(Name("rmsnorm_forward", rows, width), [=] {
     const Tensor x = Numbers({rows, width}), weight = Numbers({width}), y = Empty({rows, width});
     const Tensor rstd = Empty({rows}, kF32);
-    return Work{Bytes({x, y, rstd}), [=] { cuda::RmsNormForward(x, weight, 1e-5, y, rstd); }};
+    return Work{Bytes({x, y, rstd}),
+                [=] { cuda::RmsNormForward(x, weight, 1e-5, y, Tensor(), rstd); }};
   });
   Register(Name("rmsnorm_backward", rows, width), [=] {
     const Tensor x = Numbers({rows, width}), weight = Numbers({width}),
                  rstd = Numbers({rows}, kF32);
     const Tensor dy = Numbers({rows, width}), before = Numbers({rows, width});
     const Tensor dx = Empty({rows, width}), dweight = Numbers({width}, kF32);
-    return Work{Bytes({x, rstd, dy, before, dx}),
-                [=] { cuda::RmsNormBackward(x, weight, rstd, dy, before, dx, {dweight}); }};
+    return Work{Bytes({x, rstd, dy, before, dx}), [=] {
+                  cuda::RmsNormBackward(x, weight, rstd, dy, before, dx, Tensor(), {dweight});
+                }};
   });
   Register(Name("layernorm_forward", rows, width), [=] {
     const Tensor x = Numbers({rows, width}), y = Empty({rows, width});
     const Tensor weight = Numbers({width}), bias = Numbers({width});
     const Tensor mean = Empty({rows}, kF32), rstd = Empty({rows}, kF32);
     return Work{Bytes({x, y, mean, rstd}),
-                [=] { cuda::LayerNormForward(x, weight, bias, 1e-5, y, mean, rstd); }};
+                [=] { cuda::LayerNormForward(x, weight, bias, 1e-5, y, Tensor(), mean, rstd); }};
   });
   Register(Name("layernorm_backward", rows, width), [=] {
     const Tensor x = Numbers({rows, width}), weight = Numbers({width});
@@ -131,8 +133,8 @@ void RegisterNorms(int64_t rows, int64_t width) {
     const Tensor dx = Empty({rows, width}), dweight = Numbers({width}, kF32);
     const Tensor dbias = Numbers({width}, kF32);
     return Work{Bytes({x, mean, rstd, dy, before, dx}), [=] {
-                  cuda::LayerNormBackward(x, weight, mean, rstd, dy, before, dx, {dweight},
-                                          {dbias});
+                  cuda::LayerNormBackward(x, weight, mean, rstd, dy, before, dx, Tensor(),
+                                          {dweight}, {dbias});
                 }};
   });
 }
@@ -164,7 +166,8 @@ void RegisterElementwise() {
   Register("rope/16384x32x128", [] {
     const Tensor x = Numbers({1, 16384, 32, 128}), y = Empty({1, 16384, 32, 128});
     const Tensor cos = Numbers({16384, 64}, kF32), sin = Numbers({16384, 64}, kF32);
-    return Work{Bytes({x, y, cos, sin}), [=] { cuda::RopeRotate(x, cos, sin, 24, 1, y); }};
+    return Work{Bytes({x, y, cos, sin}),
+                [=] { cuda::RopeRotate(x, cos, sin, 24, 1, y, Tensor()); }};
   });
   Register("rope_angles/16384x64", [] {
     const Tensor positions =

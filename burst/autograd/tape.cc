@@ -21,29 +21,42 @@ Variable::Variable(Tensor value, Tensor grad) : Variable(std::move(value), true)
   node_->owned_grad = true;
 }
 
-void Variable::AddGrad(const Tensor& contribution) const {
+Variable Variable::InFloat8(Tensor value, Tensor scale, bool requires_grad) {
+  BURST_CHECK(Is8Bit(value.dtype()) && scale.dtype() == DType::kFloat32 && scale.numel() == 1);
+  Variable result(std::move(value), requires_grad);
+  result.node_->scale = std::move(scale);
+  return result;
+}
+
+DType Variable::grad_dtype() const {
+  return Is8Bit(node_->value.dtype()) ? DType::kBFloat16 : node_->value.dtype();
+}
+
+void Variable::AddGrad(const Tensor& contribution, const Tensor& amax) const {
   if (!node_->requires_grad) return;
-  BURST_CHECK(contribution.shape() == node_->value.shape() &&
-              contribution.dtype() == node_->value.dtype())
+  BURST_CHECK(contribution.shape() == node_->value.shape() && contribution.dtype() == grad_dtype())
       << "gradient " << ToString(contribution.shape()) << " " << Name(contribution.dtype())
       << " for a value " << ToString(node_->value.shape()) << " " << Name(node_->value.dtype());
   if (node_->grad.null() && !node_->owned_grad) {
     node_->grad = contribution;
+    node_->grad_amax = amax;
     node_->grad_is_shared = true;
     return;
   }
   MutableGrad().Add(contribution.Contiguous());
 }
 
-void Variable::SetGrad(Tensor sum) const {
+void Variable::SetGrad(Tensor sum, const Tensor& amax) const {
   BURST_CHECK(node_->requires_grad && !node_->owned_grad);
-  BURST_CHECK(sum.shape() == node_->value.shape() && sum.dtype() == node_->value.dtype());
+  BURST_CHECK(sum.shape() == node_->value.shape() && sum.dtype() == grad_dtype());
   node_->grad = std::move(sum);
+  node_->grad_amax = amax;
   node_->grad_is_shared = false;
 }
 
 Tensor Variable::TakeGrad() const {
   BURST_CHECK(!node_->owned_grad);
+  node_->grad_amax = Tensor();
   return std::exchange(node_->grad, Tensor());
 }
 
@@ -86,10 +99,11 @@ void Variable::SetValue(Tensor value) const {
 
 const Tensor& Variable::MutableGrad() const {
   BURST_CHECK(node_->requires_grad);
+  node_->grad_amax = Tensor();  // the caller changes the gradient
   if (node_->grad_is_zero) ClearGrad();
   if (node_->grad.null()) {
     BURST_CHECK(!node_->owned_grad) << "a gradient that was not lent memory";
-    node_->grad = Tensor::ZerosLike(node_->value);
+    node_->grad = Tensor::Zeros(node_->value.shape(), grad_dtype(), node_->value.device());
   } else if (node_->grad_is_shared) {
     node_->grad = node_->grad.Clone();
   }
@@ -104,8 +118,9 @@ bool Tape::NeedsGrad(std::initializer_list<Variable> inputs) const {
   });
 }
 
-Variable Tape::Output(Tensor value, std::initializer_list<Variable> inputs) const {
-  return Variable(std::move(value), NeedsGrad(inputs));
+Variable Tape::Output(Tensor value, std::initializer_list<Variable> inputs, Tensor scale) const {
+  if (scale.null()) return Variable(std::move(value), NeedsGrad(inputs));
+  return Variable::InFloat8(std::move(value), std::move(scale), NeedsGrad(inputs));
 }
 
 void Tape::Record(const char* name, std::vector<Variable> outputs, std::function<void()> backward) {

@@ -33,11 +33,16 @@ class Variable {
   // A parameter: its gradient is accumulated into `grad`, over many tapes, until its owner calls
   // ZeroGrad. grad: the shape of value and its dtype; float32, too, for a value of 16 bits.
   Variable(Tensor value, Tensor grad);
+  // An op's result in float8: the numbers of `value` times `scale`, a float32 on value's device.
+  // Its gradient is in bfloat16.
+  static Variable InFloat8(Tensor value, Tensor scale, bool requires_grad);
 
   bool defined() const { return node_ != nullptr; }
   const Tensor& value() const { return node_->value; }
   const Shape& shape() const { return node_->value.shape(); }
   bool requires_grad() const { return node_->requires_grad; }
+  const Tensor& scale() const { return node_->scale; }  // null, but for float8
+  DType grad_dtype() const;                             // of the contributions to the gradient
 
   // d loss / d value, the shape of value; null() before the first contribution.
   const Tensor& grad() const {
@@ -45,9 +50,12 @@ class Variable {
     return node_->grad;
   }
 
-  // Adds a contribution, of the shape and dtype of value. The first one is kept without a copy, so
-  // the caller must not change it afterward. Does nothing when !requires_grad().
-  void AddGrad(const Tensor& contribution) const;
+  // Adds a contribution, of the shape of value and grad_dtype(). The first one is kept without a
+  // copy, so the caller must not change it afterward. Does nothing when !requires_grad(). `amax`,
+  // unless null, is the contribution's largest magnitude, [1] float32.
+  void AddGrad(const Tensor& contribution, const Tensor& amax = {}) const;
+  // The gradient's largest magnitude, if the kernel that made the gradient found it; else null.
+  const Tensor& grad_amax() const { return node_->grad_amax; }
 
   // The buffer to add a contribution to, for backwards that can accumulate (a GEMM with beta = 1);
   // zeroed at the first call. Only when requires_grad().
@@ -71,8 +79,8 @@ class Variable {
 
   // Replaces the gradient by `sum`, a tensor that nobody else uses. For backwards whose kernel
   // reads grad() (which may be null) and writes its sum with the contribution elsewhere. Not for
-  // parameters, because their owner has the buffer.
-  void SetGrad(Tensor sum) const;
+  // parameters, because their owner has the buffer. `amax` as for AddGrad, of the sum.
+  void SetGrad(Tensor sum, const Tensor& amax = {}) const;
   // Returns whether there is a gradient whose memory nobody else uses, so that it may be written in
   // place.
   bool owns_grad() const { return !node_->grad.null() && !node_->grad_is_shared; }
@@ -88,7 +96,9 @@ class Variable {
  private:
   struct Node {
     Tensor value;
+    Tensor scale;
     Tensor grad;
+    Tensor grad_amax;
     bool requires_grad = false;
     bool owned_grad = false;      // a parameter's owner gave the gradient's memory
     bool grad_is_shared = false;  // the first contribution, which its maker may still use
@@ -124,8 +134,9 @@ class Tape {
   // Whether an op over these inputs must record a node and save what its backward needs.
   bool NeedsGrad(std::initializer_list<Variable> inputs) const;
 
-  // The op's output: requires a gradient when some input does.
-  Variable Output(Tensor value, std::initializer_list<Variable> inputs) const;
+  // The op's output: requires a gradient when some input does. `scale`, unless null, says that the
+  // value is in float8.
+  Variable Output(Tensor value, std::initializer_list<Variable> inputs, Tensor scale = {}) const;
 
   // Records a node. `backward` runs once, unless no output received a gradient. `outputs` are the
   // op's results; the closure keeps what the backward needs.

@@ -123,7 +123,8 @@ Variable RunBlock(const Block& block, const LayerMemory& parts, const ForwardPas
   ReachOp(static_cast<int>(block.layer()), "projections", /*on_device=*/true);
   const Variable h = Residual(pass, x, AttentionSite(block.layer()), [&](const Variable& residual) {
     if (!in_groups) {
-      return attention.Forward(pass, block.attention_norm().Forward(pass, x), residual);
+      const Variable normalized = block.attention_norm().Forward(pass, x, pass->linear_precision);
+      return attention.Forward(pass, normalized, residual);
     }
     return attention.ProjectOut(pass, AttendInGroups(block, parts, pass, x), residual);
   });

@@ -22,25 +22,28 @@ inline cuda::ParameterGrad WantedGrad(const Variable& parameter) {
 //   dx.Set();
 class GradInPassing {
  public:
-  explicit GradInPassing(const Variable& x) : x_(x) {
+  // With `find_amax` the kernel also finds the sum's largest magnitude.
+  explicit GradInPassing(const Variable& x, bool find_amax = false) : x_(x) {
     if (!x.requires_grad()) return;
     sum_ = Tensor::EmptyLike(x.value());
+    if (find_amax) amax_ = Tensor::Empty({1}, DType::kFloat32, x.value().device());
     if (!x.is_parameter() && !x.grad().null()) before_ = x.grad().Contiguous();
   }
   const Tensor& before() const { return before_; }  // null: nothing to add to
   const Tensor& sum() const { return sum_; }        // null: x requires no gradient
+  const Tensor& amax() const { return amax_; }      // null: not wanted
   void Set() const {
     if (!x_.requires_grad()) return;
     if (x_.is_parameter()) {  // accumulated in its owner's buffer
       x_.AddGrad(sum_);
     } else {
-      x_.SetGrad(sum_);
+      x_.SetGrad(sum_, amax_);
     }
   }
 
  private:
   const Variable x_;
-  Tensor before_, sum_;
+  Tensor before_, sum_, amax_;
 };
 
 }  // namespace burst

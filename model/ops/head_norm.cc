@@ -87,7 +87,7 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
   for (const Group& group : groups) {
     if (on_gpu) {  // the kernel takes rows behind each other
       const Tensor from = of(x.value(), group).Contiguous(), to = Tensor::EmptyLike(from);
-      BURST_GPU_KERNEL(RmsNormForward, from, group.weight.value(), eps, to, group.rstd);
+      BURST_GPU_KERNEL(RmsNormForward, from, group.weight.value(), eps, to, Tensor(), group.rstd);
       of(result, group).CopyFrom(to);
       continue;
     }
@@ -108,7 +108,7 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
         const Tensor dfrom = Tensor::EmptyLike(from);
         BURST_GPU_KERNEL(RmsNormBackward, from, group.weight.value(), group.rstd,
                          of(dy, group).Contiguous(), /*before=*/Tensor(), dfrom,
-                         WantedGrad(group.weight));
+                         /*dx_amax=*/Tensor(), WantedGrad(group.weight));
         of(dx, group).CopyFrom(dfrom);
         continue;
       }

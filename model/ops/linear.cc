@@ -112,7 +112,7 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
   return y;
 }
 
-// ---- The feed-forward of GPT-2.
+// ---- The feed-forwards of GPT-2 and Llama.
 
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual,
@@ -123,6 +123,20 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
   }
   const Variable hidden =
       Gelu(tape, Linear(tape, x, up, up_bias, {}, dx_done, ResultUse::kRead, precision));
+  return Linear(tape, hidden, down, down_bias, residual, nullptr, use, precision);
+}
+
+Variable SwiGluMlp(Tape& tape, const Variable& x, const Variable& gate_up, const Variable& down,
+                   const Variable& down_bias, const Variable& residual,
+                   const std::function<void()>& dx_done, ResultUse use, LinearPrecision precision) {
+  if (precision == LinearPrecision::kFloat8 && x.value().numel() > 0) {
+    Shape shape = x.shape();
+    shape.back() = down.value().dim(0);
+    return cuda::SwiGluMlpInFloat8(tape, x, gate_up, down, down_bias, residual, shape, dx_done,
+                                   use);
+  }
+  const Variable hidden =
+      SwiGlu(tape, Linear(tape, x, gate_up, {}, {}, dx_done, ResultUse::kRead, precision));
   return Linear(tape, hidden, down, down_bias, residual, nullptr, use, precision);
 }
 

@@ -46,15 +46,29 @@ void RmsNormBackward(int64_t rows, int64_t width, const T* x, const T* weight, c
 
 }  // namespace
 
-Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps) {
+namespace {
+
+// The result of a normalization, of x's shape.
+Variable NormOutput(Tape& tape, std::initializer_list<Variable> inputs, LinearPrecision reader) {
+  const Tensor& x = inputs.begin()->value();
+  if (reader == LinearPrecision::kTensors) return tape.Output(Tensor::EmptyLike(x), inputs);
+  BURST_CHECK(x.device() == DeviceType::kCuda) << "float8 is for GPUs";
+  return tape.Output(Tensor::Empty(x.shape(), DType::kFloat8E4M3, x.device()), inputs,
+                     Tensor::Empty({1}, DType::kFloat32, x.device()));
+}
+
+}  // namespace
+
+Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps,
+                 LinearPrecision reader) {
   const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
   BURST_CHECK(weight.shape() == Shape({width}) && x.value().is_contiguous());
-  const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x, weight});
+  const Variable y = NormOutput(tape, {x, weight}, reader);
   const bool on_gpu = x.value().device() == DeviceType::kCuda;
   const Tensor rstd =
       Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
   if (on_gpu) {
-    BURST_GPU_KERNEL(RmsNormForward, x.value(), weight.value(), eps, y.value(), rstd);
+    BURST_GPU_KERNEL(RmsNormForward, x.value(), weight.value(), eps, y.value(), y.scale(), rstd);
   } else {
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
@@ -67,9 +81,9 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
   tape.Record("rmsnorm", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
     if (on_gpu) {
-      const GradInPassing dx(x);
+      const GradInPassing dx(x, reader == LinearPrecision::kFloat8);
       BURST_GPU_KERNEL(RmsNormBackward, x.value(), weight.value(), rstd, dy, dx.before(), dx.sum(),
-                       WantedGrad(weight));
+                       dx.amax(), WantedGrad(weight));
       return dx.Set();
     }
     DispatchFloat(x.value().dtype(), [&](auto zero) {
@@ -126,18 +140,18 @@ void LayerNormBackward(int64_t rows, int64_t width, const T* x, const T* weight,
 }  // namespace
 
 Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
-                   double eps) {
+                   double eps, LinearPrecision reader) {
   const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
   BURST_CHECK(weight.shape() == Shape({width}) && bias.shape() == weight.shape() &&
               x.value().is_contiguous());
-  const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x, weight, bias});
+  const Variable y = NormOutput(tape, {x, weight, bias}, reader);
   const bool on_gpu = x.value().device() == DeviceType::kCuda;
   const Tensor mean =
       Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
   const Tensor rstd = Tensor::EmptyLike(mean);
   if (on_gpu) {
     BURST_GPU_KERNEL(LayerNormForward, x.value(), weight.value(), bias.value(), eps, y.value(),
-                     mean, rstd);
+                     y.scale(), mean, rstd);
   } else {
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
@@ -151,9 +165,9 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
   tape.Record("layernorm", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
     if (on_gpu) {
-      const GradInPassing dx(x);
+      const GradInPassing dx(x, reader == LinearPrecision::kFloat8);
       BURST_GPU_KERNEL(LayerNormBackward, x.value(), weight.value(), mean, rstd, dy, dx.before(),
-                       dx.sum(), WantedGrad(weight), WantedGrad(bias));
+                       dx.sum(), dx.amax(), WantedGrad(weight), WantedGrad(bias));
       return dx.Set();
     }
     DispatchFloat(x.value().dtype(), [&](auto zero) {

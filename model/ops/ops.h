@@ -11,8 +11,8 @@
 // Where the code is, by family:
 //
 //   CPU, checks, tape    GPU kernels (cuda/)                  ops
-//   linear.cc            gemm_ops.cc, bias.cu; matmul.{h,cc}  Linear, GeluMlp
-//                        float8_ops.cc, float8.cu             Linear in float8
+//   linear.cc            gemm_ops.cc, bias.cu; matmul.{h,cc}  Linear, GeluMlp, SwiGluMlp
+//                        float8_ops.cc, float8.{cu,cuh}       Linear, SwiGluMlp in float8
 //   rows.cc              (copies)                             SelectRows
 //   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
 //   head_norm.cc         normalization.{cu,cuh}                     RmsNormHeads
@@ -42,8 +42,9 @@ namespace burst {
 // are in fp32, or in the tensors' dtype if that is wider.
 enum class LinearPrecision {
   kTensors,  // their dtype
-  // 8 bits with one scale a tensor, from its largest magnitude: e4m3, and e5m2 for dy. bfloat16
-  // tensors on a GPU, multiples of 16 channels.
+  // 8 bits with one scale a tensor: e4m3, and e5m2 for gradients. bfloat16 tensors on a GPU,
+  // multiples of 16 channels. The scale is the smallest power of two that fits a bound of the
+  // magnitudes. The bound is the largest magnitude, unless an op has a bound that costs less.
   kFloat8,
 };
 
@@ -70,6 +71,15 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
                  const std::function<void()>& dx_done = nullptr, ResultUse use = ResultUse::kRead,
                  LinearPrecision precision = LinearPrecision::kTensors);
 
+// The feed-forward of Llama: y = h down^T + down_bias + residual, with h = silu(gate) up and
+// [gate, up] = x gate_up^T. One op, so that in float8 h and the gradient of gate_up are rounded by
+// the kernels that compute them, and only gate_up is kept for the backward.
+// x: [..., width]. gate_up: [2 ffn, width]. down: [width, ffn]. The others as for GeluMlp.
+Variable SwiGluMlp(Tape& tape, const Variable& x, const Variable& gate_up, const Variable& down,
+                   const Variable& down_bias, const Variable& residual = {},
+                   const std::function<void()>& dx_done = nullptr, ResultUse use = ResultUse::kRead,
+                   LinearPrecision precision = LinearPrecision::kTensors);
+
 // y = those rows of x, one range behind the other. For a parameter that several ops use in parts:
 // the gradient of y adds to its rows, in the dtype of gradients. x: [rows, ...]; y: [the sum of the
 // lengths, ...].
@@ -79,10 +89,14 @@ struct RowRange {
 };
 Variable SelectRows(Tape& tape, const Variable& x, const std::vector<RowRange>& ranges);
 
-// ---- Normalization over the last axis. x, y: [..., width]; weight, bias: [width].
+// ---- Normalization over the last axis. x, y: [..., width]; weight, bias: [width]. `reader` is the
+// precision of the linear layers that read y. With kFloat8, y is in e4m3 with a scale
+// (Variable::InFloat8). Its bound, sqrt(width) max |weight| + max |bias|, does not depend on x, so
+// all ranks have one scale. The gradient of x then comes with its largest magnitude.
 
 // RMSNorm (Zhang and Sennrich, arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight.
-Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps);
+Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps,
+                 LinearPrecision reader = LinearPrecision::kTensors);
 
 // RMSNorm of each query's and each key's head (Qwen3, arXiv 2505.09388). x, y: [batch, length,
 // heads, head_dim]: the heads of queries, then those of keys, then others (values), which are
@@ -97,7 +111,7 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
 // LayerNorm (Ba et al., arXiv 1607.06450): y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias,
 // with the biased variance.
 Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
-                   double eps);
+                   double eps, LinearPrecision reader = LinearPrecision::kTensors);
 
 // ---- Elementwise ops.
 
@@ -130,9 +144,10 @@ std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, const Ro
 // y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin, where x1 and x2 are the halves of a head.
 // x, y: [batch, length, heads, head_dim], of the table's batch and length. The first
 // `rotated_heads` heads (-1: all) are rotated, the others (values, behind queries and keys) are
-// copied.
+// copied. `maker` is the precision of the linear layer that made x: with kFloat8 the gradient of x
+// comes with its largest magnitude.
 Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> table,
-              int64_t rotated_heads = -1);
+              int64_t rotated_heads = -1, LinearPrecision maker = LinearPrecision::kTensors);
 
 // ---- Embedding: rows of tables.
 

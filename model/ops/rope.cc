@@ -88,16 +88,16 @@ std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, const Ro
 }
 
 Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> table,
-              int64_t rotated_heads) {
+              int64_t rotated_heads, LinearPrecision maker) {
   BURST_CHECK(x.value().is_contiguous() && x.value().ndim() == 4 &&
               x.value().dim(0) * x.value().dim(1) == table->cos.dim(0) &&
               x.value().dim(3) == 2 * table->cos.dim(1));
   const int64_t heads = x.value().dim(2), rotated = rotated_heads < 0 ? heads : rotated_heads;
   BURST_CHECK_LE(rotated, heads);
-  const auto rotate = [table, heads, rotated](double sign, const Tensor& from) {
+  const auto rotate = [table, heads, rotated](double sign, const Tensor& from, const Tensor& amax) {
     const Tensor to = Tensor::EmptyLike(from);
     if (from.device() == DeviceType::kCuda) {
-      BURST_GPU_KERNEL(RopeRotate, from, table->cos, table->sin, rotated, sign, to);
+      BURST_GPU_KERNEL(RopeRotate, from, table->cos, table->sin, rotated, sign, to, amax);
       return to;
     }
     DispatchFloat(from.dtype(), [&](auto zero) {
@@ -106,10 +106,15 @@ Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> ta
     });
     return to;
   };
-  const Variable y = tape.Output(rotate(1, x.value()), {x});
+  const Variable y = tape.Output(rotate(1, x.value(), Tensor()), {x});
   // The gradient applies the transpose: it rotates back, with the same scale.
   if (tape.NeedsGrad({x})) {
-    tape.Record("rope", {y}, [=] { x.AddGrad(rotate(-1, y.grad().Contiguous())); });
+    tape.Record("rope", {y}, [=] {
+      const Tensor amax = maker == LinearPrecision::kFloat8
+                              ? Tensor::Empty({1}, DType::kFloat32, x.value().device())
+                              : Tensor();
+      x.AddGrad(rotate(-1, y.grad().Contiguous(), amax), amax);
+    });
   }
   return y;
 }

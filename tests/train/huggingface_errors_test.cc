@@ -67,7 +67,26 @@ TEST_F(HuggingFaceTest, TensorsThatDoNotFitAreNamed) {
               d.tensors[q].dtype = "F8_E4M3";
               d.tensors[q].bytes.resize(256);
             },
-            {"'" + q + "' is of the dtype F8_E4M3"}},
+            {"'" + q + "' is of the dtype F8_E4M3", "weight_block_size"}},
+           {[&](FakeDirectory& d) {
+              d.MakeFloat8(4, 8);
+              d.tensors.erase(q + "_scale_inv");
+            },
+            {"'" + q + "_scale_inv' is missing"}},
+           {[&](FakeDirectory& d) {
+              d.MakeFloat8(4, 8);
+              d.config["quantization_config"]["weight_block_size"] = {8, 8};
+            },
+            {"_scale_inv' is [", "it must be ["}},
+           {[&](FakeDirectory& d) {
+              d.MakeFloat8(4, 8);
+              d.config["quantization_config"]["activation_scheme"] = "static";
+            },
+            {"quantization_config.activation_scheme is \"static\"", "dynamic"}},
+           {[&](FakeDirectory& d) {
+              d.config["quantization_config"] = {{"quant_method", "gptq"}, {"bits", 4}};
+            },
+            {"quantization_config.quant_method is \"gptq\"", "fp8"}},
            {[&](FakeDirectory& d) { d.config["num_hidden_layers"] = 1; },
             {"'model.layers.1.", "does not belong to a model"}},
            {[&](FakeDirectory& d) { d.config["num_hidden_layers"] = 16777216; },

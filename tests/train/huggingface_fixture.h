@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -84,6 +85,33 @@ struct FakeDirectory {
       tensor.bytes = std::move(bytes);
       tensor.dtype = bfloat ? "BF16" : "F16";
     }
+  }
+
+  // Makes the layers' matrices float8, with a scale for each block of rows and columns. The scales
+  // are powers of two, and a weight's bits are its place modulo 256, without the two NaN.
+  void MakeFloat8(int64_t rows, int64_t cols) {
+    config["quantization_config"] = {{"quant_method", "fp8"},
+                                     {"activation_scheme", "dynamic"},
+                                     {"weight_block_size", {rows, cols}}};
+    std::map<std::string, TensorBytes> scales;
+    for (auto& [name, tensor] : tensors) {
+      if (name.find("layers.") == std::string::npos || tensor.shape.size() != 2) continue;
+      std::string bytes(tensor.bytes.size() / 4, '\0');
+      for (size_t i = 0; i < bytes.size(); ++i) {
+        const int bits = static_cast<int>(i % 256);
+        bytes[i] = static_cast<char>(bits % 128 == 127 ? 0 : bits);
+      }
+      tensor.bytes = std::move(bytes);
+      tensor.dtype = "F8_E4M3";
+      TensorBytes& scale = scales[name + "_scale_inv"];
+      scale = {
+          "F32", {(tensor.shape[0] + rows - 1) / rows, (tensor.shape[1] + cols - 1) / cols}, ""};
+      for (int64_t i = 0; i < scale.shape[0] * scale.shape[1]; ++i) {
+        const float value = std::ldexp(1.0f, static_cast<int>(i % 7) - 3);
+        scale.bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+      }
+    }
+    tensors.merge(scales);
   }
 
   void Rename(const std::string& from, const std::string& to) {

@@ -165,6 +165,59 @@ TEST_F(HuggingFaceTest, RanksOfTensorParallelismReadTheirParts) {
   }
 }
 
+// The numbers of e4m3 by its definition: the sign, 2^(exponent - 7) and 1 + mantissa / 8, or
+// without the leading 1 for an exponent of 0.
+double E4M3(int bits) {
+  const double mantissa = bits % 8 / 8.0;
+  const int exponent = bits / 8 % 16;
+  const double magnitude =
+      exponent == 0 ? mantissa / 64 : (1 + mantissa) * std::pow(2.0, exponent - 7);
+  return bits >= 128 ? -magnitude : magnitude;
+}
+
+// Weights in float8 with a scale for each block (DeepSeek-V3's layout) are their products.
+TEST_F(HuggingFaceTest, ReadsFloat8WithBlockScales) {
+  constexpr int64_t kRows = 5, kCols = 8;  // the last block of rows is not full
+  for (const std::string model : {"llama", "qwen3"}) {
+    FakeDirectory fake = Fake(model);
+    fake.MakeFloat8(kRows, kCols);
+    fake.WriteFiles(Path(model), 2);
+    const auto directory = HuggingFaceDirectory::Open(Path(model));
+    ASSERT_TRUE(directory.ok()) << directory.status();
+    for (const Parameter& parameter : directory->parameters()) {
+      if (parameter.name != "layers.1.ffn.down.weight") continue;
+      const Tensor whole = Tensor::Empty(parameter.full_shape, DType::kFloat32);
+      ASSERT_TRUE(directory->Read(parameter, whole).ok());
+      const int64_t cols = whole.dim(1), blocks = (cols + kCols - 1) / kCols;
+      const std::vector<double> values = whole.ToVector<double>();
+      for (int64_t i = 0; i < whole.numel(); ++i) {
+        const int bits = static_cast<int>(i % 256);
+        const int64_t block = i / cols / kRows * blocks + i % cols / kCols;
+        const double scale = std::pow(2.0, static_cast<double>(block % 7 - 3));
+        ASSERT_EQ(values[i], bits % 128 == 127 ? 0 : E4M3(bits) * scale) << i;
+      }
+    }
+    // The model has the same weights, and its export does not say that they are float8.
+    const std::string in = Path(model + "_in"), out = Path(model + "_out");
+    ASSERT_EQ(ImportHuggingFace(Path(model), in), absl::OkStatus());
+    ASSERT_EQ(ExportHuggingFace(CheckpointPath(in), out, {}), absl::OkStatus());
+    EXPECT_EQ(Content(out + "/config.json").find("quantization_config"), std::string::npos);
+    EXPECT_EQ(Load(out)->parameters().values().ToVector<double>(),
+              Load(Path(model))->parameters().values().ToVector<double>());
+  }
+}
+
+// A number of float8 that is not finite is found.
+TEST_F(HuggingFaceTest, NotANumberInFloat8IsNamed) {
+  FakeDirectory fake = Fake("llama");
+  fake.MakeFloat8(4, 8);
+  fake.tensors["model.layers.1.mlp.down_proj.weight"].bytes[9] = '\x7F';
+  fake.Write(Path("nan"));
+  const absl::Status status = ImportHuggingFace(Path("nan"), Path("nan_in"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("down_proj"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("not finite"));
+}
+
 // ---- There and back.
 
 void ExpectThereAndBack(const FakeDirectory& fake, const std::string& folder) {

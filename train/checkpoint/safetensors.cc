@@ -8,11 +8,15 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <type_traits>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "burst/base/check.h"
 #include "burst/base/json.h"
@@ -68,7 +72,20 @@ bool AllFinite(absl::string_view dtype, const char* data, int64_t bytes) {
   if (dtype == "F64") return ExponentsBelow<uint64_t>(0x7FF0000000000000, data, bytes);
   if (dtype == "BF16") return ExponentsBelow<uint16_t>(0x7F80, data, bytes);
   if (dtype == "F16") return ExponentsBelow<uint16_t>(0x7C00, data, bytes);
+  if (dtype == "F8_E4M3") return ExponentsBelow<uint8_t>(0x7F, data, bytes);  // no infinity
   return true;
+}
+
+constexpr const char* kConvertible[] = {"F32", "BF16", "F16", "F64", "F8_E4M3"};
+
+// Returns the e4m3 number of these bits (Micikevicius et al., arXiv 2209.05433): a sign, an
+// exponent of 4 bits with a bias of 7, a mantissa of 3. Only all ones are not a number.
+float FromE4M3(uint8_t bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  float magnitude =
+      std::ldexp(static_cast<float>(mantissa + (exponent > 0 ? 8 : 0)), std::max(exponent, 1) - 10);
+  if ((bits & 0x7F) == 0x7F) magnitude = std::numeric_limits<float>::quiet_NaN();
+  return bits & 0x80 ? -magnitude : magnitude;
 }
 
 // Converts `bytes` bytes of a floating-point dtype to elements of type To.
@@ -88,6 +105,7 @@ void Convert(absl::string_view dtype, const char* from, int64_t bytes, To* to) {
       return Eigen::half_impl::half_to_float(Eigen::half_impl::raw_uint16_to_half(bits));
     });
   }
+  if (dtype == "F8_E4M3") return each(uint8_t{}, FromE4M3);
   BURST_CHECK_EQ(dtype, "BF16");
   each(uint16_t{}, [](uint16_t bits) {
     const uint32_t wide = uint32_t{bits} << 16;
@@ -346,6 +364,15 @@ absl::Status SafetensorsFile::ReadEntry(const std::string& name, const Entry& en
       absl::StrCat(path_, ": the tensor ", Quoted(name), " holds a number that is not finite"));
 }
 
+bool IsConvertible(absl::string_view dtype) {
+  return std::count(std::begin(kConvertible), std::end(kConvertible), dtype) > 0;
+}
+
+std::string DTypeError(absl::string_view name, absl::string_view dtype) {
+  return absl::StrCat("the tensor '", name, "' is of the dtype ", dtype, "; ",
+                      absl::StrJoin(kConvertible, ", "), " can be read");
+}
+
 absl::Status SafetensorsFile::Read(absl::Span<const NamedTensor> tensors, Numbers numbers) const {
   std::vector<const Entry*> entries;
   for (const auto& [name, tensor] : tensors) {
@@ -385,10 +412,8 @@ absl::Status SafetensorsFile::ReadConverted(absl::Span<const NamedTensor> tensor
                                                      ToString(entry->shape), ", expected ",
                                                      ToString(tensor.shape())));
     }
-    const std::string& dtype = entry->dtype;
-    if (dtype != "F32" && dtype != "BF16" && dtype != "F16" && dtype != "F64") {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path_, ": '", name, "' is of the dtype ", dtype, "; F32, BF16, F16 and F64 can be read"));
+    if (!IsConvertible(entry->dtype)) {
+      return absl::InvalidArgumentError(absl::StrCat(path_, ": ", DTypeError(name, entry->dtype)));
     }
     entries.push_back(entry);
   }

@@ -28,6 +28,12 @@ struct NamedTensor {
   Tensor tensor;  // contiguous
 };
 
+// Says whether numbers of one of the format's dtypes can be converted to float32: F32, BF16, F16,
+// F64 and F8_E4M3.
+bool IsConvertible(absl::string_view dtype);
+// Returns the error of a tensor that is not convertible.
+std::string DTypeError(absl::string_view name, absl::string_view dtype);
+
 // Atomic: `path` holds the old content or all of the new one. ResourceExhausted when the disk is
 // full. Checksums are computed on the threads of the caller's pool.
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
@@ -64,8 +70,8 @@ class SafetensorsFile {
   // first that holds an infinity or not-a-number. NotFound if a tensor is missing; InvalidArgument
   // when shape or dtype differ.
   absl::Status Read(absl::Span<const NamedTensor> tensors, Numbers numbers = Numbers::kAny) const;
-  // Reads like Read into tensors of float32 or float64, and converts the file's F32, BF16, F16 and
-  // F64.
+  // Reads like Read into tensors of float32 or float64, and converts numbers of the convertible
+  // dtypes (IsConvertible).
   absl::Status ReadConverted(absl::Span<const NamedTensor> tensors,
                              Numbers numbers = Numbers::kAny) const;
   // Checks every tensor of the file as Read does, and keeps nothing.

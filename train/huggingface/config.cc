@@ -186,6 +186,33 @@ absl::Status ReadRope(Fields& fields, ModelConfig* model) {
   return fields.status();
 }
 
+// ---- Weights in float8 (DeepSeek-V3, arXiv 2412.19437): e4m3, with a scale for each block.
+
+// Reads quantization_config. The activations here are not float8, so what it says of them counts
+// only if they have scales of their own.
+absl::Status ReadQuantization(Fields& fields, HuggingFaceConfig* config) {
+  const Json object = fields.Take("quantization_config");
+  if (object.is_null()) return fields.status();
+  if (!object.is_object()) fields.Refuse("quantization_config", object, "an object");
+  BURST_RETURN_IF_ERROR(fields.status());
+  Fields quantization(object, "quantization_config.");
+  const std::string method = quantization.Text("quant_method", "");
+  if (method != "fp8") quantization.Refuse("quant_method", method, "\"fp8\"");
+  quantization.MustBe("fmt", "e4m3");
+  quantization.MustBe("activation_scheme", "dynamic");
+  const Json block = quantization.Take("weight_block_size");
+  const auto is_size = [](const Json& size) {
+    return size.is_number_integer() && size.get<double>() >= 1 && size.get<double>() <= 1 << 20;
+  };
+  if (!block.is_array() || block.size() != 2 || !is_size(block[0]) || !is_size(block[1])) {
+    quantization.Refuse("weight_block_size", block, "two sizes, such as [128, 128]");
+  } else {
+    config->scale_rows = block[0].get<int64_t>();
+    config->scale_cols = block[1].get<int64_t>();
+  }
+  return quantization.Finish({"modules_to_not_convert", "dequantize", "scale_fmt"});
+}
+
 // ---- The families.
 
 // Checks layer_types, which names the attention of each layer. All layers must have the same one.
@@ -312,6 +339,7 @@ absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json)
   BURST_RETURN_IF_ERROR(fields.status());
   BURST_RETURN_IF_ERROR(type == "gpt2" ? ReadGpt2(fields, &config)
                                        : ReadLlamaLike(fields, type, &config));
+  BURST_RETURN_IF_ERROR(ReadQuantization(fields, &config));
   BURST_RETURN_IF_ERROR(fields.Finish(WithoutInfluence()));
   const absl::Status valid = config.model.Validate();
   if (!valid.ok()) {

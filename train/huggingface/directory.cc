@@ -23,6 +23,25 @@ constexpr char kOneFile[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
 constexpr auto kFinite = SafetensorsFile::Numbers::kFinite;
 
+constexpr char kFloat8[] = "F8_E4M3";
+// Follows the name of a float8 weight in the name of its scales, [blocks of rows, blocks of
+// columns]. Despite "inv", a weight is its float8 numbers times the scale.
+constexpr char kScales[] = "_scale_inv";
+
+// Multiplies each block of [block_rows, block_cols] elements by its scale.
+void MultiplyBlocks(const Tensor& weight, int64_t block_rows, int64_t block_cols,
+                    const Tensor& scales) {
+  DispatchFloat(weight.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t cols = weight.dim(1);
+    for (int64_t i = 0; i < weight.dim(0); ++i) {
+      T* row = weight.data<T>() + i * cols;
+      const T* scale = scales.data<T>() + i / block_rows * scales.dim(1);
+      for (int64_t j = 0; j < cols; ++j) row[j] *= scale[j / block_cols];
+    }
+  });
+}
+
 // Sets to[i, j] = from[j, i].
 void Transpose(const Tensor& from, const Tensor& to) {
   const int64_t rows = to.dim(0), cols = to.dim(1);
@@ -148,17 +167,18 @@ absl::Status HuggingFaceDirectory::CheckTensors() {
       if (file == file_of_.end()) {
         return absl::InvalidArgumentError(absl::StrCat("the tensor '", name, "' is missing"));
       }
-      const SafetensorsFile::Entry& entry = *files_[file->second].Find(name);
+      const SafetensorsFile::Entry& entry = EntryOf(name);
       if (entry.shape != tensor.shape) {
         return absl::InvalidArgumentError(
             absl::StrCat("the tensor '", name, "' is ", ToString(entry.shape),
                          "; with this config.json it must be ", ToString(tensor.shape)));
       }
-      const std::string& dtype = entry.dtype;
-      if (dtype != "F32" && dtype != "BF16" && dtype != "F16" && dtype != "F64") {
-        return absl::InvalidArgumentError(absl::StrCat("the tensor '", name, "' is of the dtype ",
-                                                       dtype,
-                                                       "; F32, BF16, F16 and F64 can be read"));
+      if (!IsConvertible(entry.dtype)) {
+        return absl::InvalidArgumentError(DTypeError(name, entry.dtype));
+      }
+      if (entry.dtype == kFloat8) {
+        BURST_RETURN_IF_ERROR(CheckScales(name, entry));
+        wanted.insert(name + kScales);
       }
     }
   }
@@ -169,6 +189,32 @@ absl::Status HuggingFaceDirectory::CheckTensors() {
     }
   }
   return absl::OkStatus();
+}
+
+// Checks that a float8 weight has its scales.
+absl::Status HuggingFaceDirectory::CheckScales(const std::string& name,
+                                               const SafetensorsFile::Entry& weight) const {
+  if (config_.scale_rows == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the tensor '", name, "' is of the dtype ", kFloat8,
+                     ", but config.json has no quantization_config.weight_block_size"));
+  }
+  const std::string scales = name + kScales;
+  if (file_of_.count(scales) == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the tensor '", scales, "' is missing"));
+  }
+  const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
+  const SafetensorsFile::Entry& entry = EntryOf(scales);
+  const Shape expected = weight.shape.size() != 2
+                             ? Shape()
+                             : Shape({blocks(weight.shape[0], config_.scale_rows),
+                                      blocks(weight.shape[1], config_.scale_cols)});
+  if (entry.shape == expected && entry.dtype != kFloat8 && IsConvertible(entry.dtype)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("the tensor '", scales, "' is ",
+                                                 ToString(entry.shape), " ", entry.dtype,
+                                                 "; it must be ", ToString(expected), " F32"));
 }
 
 // Checks that a stored head of a tied model equals the embedding, which is the head. Otherwise one
@@ -214,8 +260,21 @@ std::string HuggingFaceDirectory::NameThere(const ForeignTensor& tensor) const {
   return std::string(absl::StripPrefix(tensor.name, missing_prefix_));
 }
 
-const SafetensorsFile& HuggingFaceDirectory::FileOf(const ForeignTensor& tensor) const {
-  return files_[file_of_.at(NameThere(tensor))];
+const SafetensorsFile::Entry& HuggingFaceDirectory::EntryOf(const std::string& name) const {
+  return *files_[file_of_.at(name)].Find(name);
+}
+
+absl::Status HuggingFaceDirectory::ReadTensor(const std::string& name, const Tensor& to) const {
+  const auto read = [&](const std::string& name, const Tensor& to) {
+    const NamedTensor named = {name, to};
+    return files_[file_of_.at(name)].ReadConverted({&named, 1}, kFinite);
+  };
+  BURST_RETURN_IF_ERROR(read(name, to));
+  if (EntryOf(name).dtype != kFloat8) return absl::OkStatus();
+  const Tensor scales = Tensor::Empty(EntryOf(name + kScales).shape, to.dtype());
+  BURST_RETURN_IF_ERROR(read(name + kScales, scales));
+  MultiplyBlocks(to, config_.scale_rows, config_.scale_cols, scales);
+  return absl::OkStatus();
 }
 
 absl::Status HuggingFaceDirectory::Read(const Parameter& parameter, const Tensor& whole) const {
@@ -224,8 +283,7 @@ absl::Status HuggingFaceDirectory::Read(const Parameter& parameter, const Tensor
     const int64_t rows = tensor.shape_here()[0];
     const Tensor to = whole.Slice(0, row, rows);
     const Tensor stored = tensor.transposed ? Tensor::Empty(tensor.shape, whole.dtype()) : to;
-    const NamedTensor named = {NameThere(tensor), stored};
-    BURST_RETURN_IF_ERROR(FileOf(tensor).ReadConverted({&named, 1}, kFinite));
+    BURST_RETURN_IF_ERROR(ReadTensor(NameThere(tensor), stored));
     if (tensor.transposed) Transpose(stored, to);
     row += rows;
   }
@@ -247,7 +305,12 @@ absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
     }
     const Tensor part = parameters->Masters(i).View(parameter.shape);
     const bool whole = part.device() == DeviceType::kCpu && parameter.sharding.shards.empty();
-    if (whole && !tensors[0].transposed) {
+    const bool as_stored =
+        !tensors[0].transposed &&
+        std::none_of(tensors.begin(), tensors.end(), [&](const ForeignTensor& tensor) {
+          return EntryOf(NameThere(tensor)).dtype == kFloat8;
+        });
+    if (whole && as_stored) {
       int64_t row = 0;
       for (const ForeignTensor& tensor : tensors) {
         direct[file_of_.at(NameThere(tensor))].push_back(

@@ -46,8 +46,11 @@ class HuggingFaceDirectory {
   absl::Status OpenFiles();
   absl::Status OpenFile(const std::string& name);
   absl::Status CheckTensors();
+  absl::Status CheckScales(const std::string& name, const SafetensorsFile::Entry& weight) const;
   absl::Status CheckTiedHead() const;
-  const SafetensorsFile& FileOf(const ForeignTensor& tensor) const;
+  // Fills `to`, of the tensor's shape, with the numbers that it stands for.
+  absl::Status ReadTensor(const std::string& name, const Tensor& to) const;
+  const SafetensorsFile::Entry& EntryOf(const std::string& name) const;
   std::string NameThere(const ForeignTensor& tensor) const;
 
   std::string path_;

@@ -115,8 +115,10 @@ absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view 
   BURST_ASSIGN_OR_RETURN(Json object, ParseJson<Json>(json));
   if (!object.is_object()) return absl::InvalidArgumentError("config.json: not a JSON object");
   const char* const key = object.contains("dtype") ? "dtype" : "torch_dtype";
+  const bool was_float8 = object.erase("quantization_config") > 0;
   const auto before = object.find(key);
-  if (before == object.end() ? dtype == "float32" : *before == std::string(dtype)) {
+  if (!was_float8 &&
+      (before == object.end() ? dtype == "float32" : *before == std::string(dtype))) {
     return std::string(json);
   }
   object[key] = std::string(dtype);

@@ -22,7 +22,7 @@ void AddGemm(const Variable& x, int64_t cols, MatMulParams gemm) {
     return BURST_GPU_KERNEL(MatMul, gemm);
   }
   const Tensor before = x.grad().null() ? Tensor() : x.grad().Contiguous();
-  const Tensor sum = Tensor::EmptyLike(x.value());
+  const Tensor sum = Tensor::Empty(x.shape(), x.grad_dtype(), DeviceType::kCuda);
   gemm.c = AsMatrix(sum, cols);
   gemm.addend = before.null() ? nullptr : before.raw_data();
   BURST_GPU_KERNEL(MatMul, gemm);

@@ -48,18 +48,24 @@ inline KernelWork WorkOf(const ParameterGrad& grad) { return burst::WorkOf(grad.
 
 // --- Normalization. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the
 // accumulator type. dx = (`before`, unless null) + the gradient through the normalization.
-// So one pass over memory adds the branch to the gradient of the residual stream.
+// So one pass over memory adds the branch to the gradient of the residual stream. dx_amax, unless
+// null, becomes the largest magnitude of dx, which is bfloat16 then: [1] float32.
 
+// A forward whose y is float8 (e4m3) rounds y / scale, and sets `scale`, [1] float32, to the
+// smallest power of two that fits the bound sqrt(width) max |weight| + max |bias| of y. So the
+// scale does not depend on x. For other dtypes `scale` is null.
 void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
-                    const Tensor& rstd);
+                    const Tensor& scale, const Tensor& rstd);
 void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                     const Tensor& before, const Tensor& dx, const ParameterGrad& dweight);
+                     const Tensor& before, const Tensor& dx, const Tensor& dx_amax,
+                     const ParameterGrad& dweight);
 
 void LayerNormForward(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                      const Tensor& y, const Tensor& mean, const Tensor& rstd);
+                      const Tensor& y, const Tensor& scale, const Tensor& mean, const Tensor& rstd);
 void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean,
                        const Tensor& rstd, const Tensor& dy, const Tensor& before, const Tensor& dx,
-                       const ParameterGrad& dweight, const ParameterGrad& dbias);
+                       const Tensor& dx_amax, const ParameterGrad& dweight,
+                       const ParameterGrad& dbias);
 
 // --- RoPE.
 
@@ -69,9 +75,10 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
 void RopeCosSin(const Tensor& positions, const std::vector<double>& frequencies, double amplitude,
                 const Tensor& cos, const Tensor& sin);
 // y = x turned by sign * angle, heads behind the first `rotated` copied. x, y: [tokens..., heads,
-// 2 half]; cos, sin: [tokens, half] of x's accumulator type.
+// 2 half]; cos, sin: [tokens, half] of x's accumulator type. y_amax, unless null, becomes the
+// largest magnitude of y, which is bfloat16 then: [1] float32.
 void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotated, double sign,
-                const Tensor& y);
+                const Tensor& y, const Tensor& y_amax);
 
 // --- Elementwise ops. gate_up, dgate_up: [rows, 2 n]; y, dy: [rows, n].
 
@@ -122,22 +129,37 @@ void ScaleBy(const Tensor& y, const Tensor& factor);
 // y = factor x, or with `add` y += factor x. x, y: float32 or float64.
 void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add);
 
-// --- float8 forms of bfloat16 tensors, for the GEMMs of linear layers (float8.cu).
+// --- float8 forms of tensors, for the GEMMs of linear layers (float8.cu). Of a result, as_rows is
+// [rows, cols] and as_columns [cols, rows rounded up to a multiple of 16], with zeros in the added
+// columns. Both have one float8 dtype, and either may be null. cols is a multiple of 16. A result
+// is its numbers times `scale`, [1] float32: the smallest power of two for which a bound of the
+// magnitudes / scale fits the dtype, or NaN if the bound is not finite.
 
 // amax = the largest magnitude of x; NaN or infinity if x has one. amax: [1] float32. The order of
 // the elements does not matter, so every run gives the same bits.
 void LargestMagnitude(const Tensor& x, const Tensor& amax);
 
-// Rounds x / scale to float8. `scale` becomes the smallest power of two for which amax / scale fits
-// the dtype, or NaN if amax is not finite. The results have one float8 dtype, and either may be
-// null.
-//
-//   x            [rows, cols], bfloat16; cols is a multiple of 16
-//   amax, scale  [1], float32
-//   as_rows      [rows, cols]
-//   as_columns   [cols, rows rounded up to a multiple of 16], zeros in the added columns
+// Rounds x, [rows, cols] bfloat16. The bound is amax.
 void RoundToFloat8(const Tensor& x, int64_t cols, const Tensor& amax, const Tensor& as_rows,
                    const Tensor& as_columns, const Tensor& scale);
+
+// Makes the columns of a result from its rows. The scale is the same.
+void TransposeFloat8(const Tensor& as_rows, int64_t cols, const Tensor& as_columns);
+
+// largest = the largest magnitudes of silu(gate) up, silu(gate) and up. gate_up: [rows, 2 n]
+// bfloat16, n a multiple of 8; largest: [3] float32.
+void SwiGluMagnitudes(const Tensor& gate_up, const Tensor& largest);
+
+// Rounds silu(gate) up, [rows, n], to e4m3. The bound is its largest magnitude.
+void SwiGluToFloat8(const Tensor& gate_up, const Tensor& largest, const Tensor& as_rows,
+                    const Tensor& as_columns, const Tensor& scale);
+
+// Rounds the gradient of gate_up, [rows, 2 n], to e5m2. grad: [rows, n], of silu(gate) up. The
+// bound is grad_amax max(1.1 largest up, largest silu(gate)), because |silu'| < 1.1. It is larger
+// than the largest magnitude. But e5m2 has the same precision over 30 powers of two.
+void SwiGluGradToFloat8(const Tensor& gate_up, const Tensor& grad, const Tensor& grad_amax,
+                        const Tensor& largest, const Tensor& as_rows, const Tensor& as_columns,
+                        const Tensor& scale);
 
 // --- The ops of ops.h that consist of GEMMs, forward and backward (gemm_ops.cc). Every build has
 // them, because a simulated GPU runs them too.
@@ -146,11 +168,17 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
                 const Variable& residual, const Shape& y_shape,
                 const std::function<void()>& dx_done, ResultUse use);
 
-// Linear of bfloat16 tensors with products of float8: x and weight in e4m3, dy in e5m2
-// (float8_ops.cc).
+// Linear with products of float8: x and weight in e4m3, dy in e5m2 (float8_ops.cc). x is bfloat16,
+// or e4m3 with a scale.
 Variable LinearInFloat8(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
                         const Variable& residual, const Shape& y_shape,
                         const std::function<void()>& dx_done, ResultUse use);
+
+// SwiGluMlp with products of float8; at least one token.
+Variable SwiGluMlpInFloat8(Tape& tape, const Variable& x, const Variable& gate_up,
+                           const Variable& down, const Variable& down_bias,
+                           const Variable& residual, const Shape& y_shape,
+                           const std::function<void()>& dx_done, ResultUse use);
 
 // grad of x += a b, [rows, cols]. The GEMM itself adds the gradient so far: in place, unless
 // somebody else uses its memory.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "burst/base/check.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/normalization.cuh"
 
@@ -71,6 +72,46 @@ int ResidentBlocks(Kernel kernel, const NormBlock& block, size_t shared_bytes, i
   return static_cast<int>(std::max<int64_t>(1, std::min(resident, enough)));
 }
 
+// *scale = the scale that fits sqrt(width) max |weight| + max |bias|, which no |y| exceeds because
+// |xhat| <= sqrt(width). One block; NaN counts as larger than every number.
+__global__ void NormScaleKernel(NormArgs<bf16> args) {
+  const auto largest = [&](const bf16* x) {
+    uint32_t most = 0;
+    for (int j = threadIdx.x; x != nullptr && j < args.width; j += kStridedThreads) {
+      most = max(most, __float_as_uint(ConvertTo<float>(x[j])) & 0x7fffffff);
+    }
+    __shared__ uint32_t of_block;
+    if (threadIdx.x == 0) of_block = 0;
+    __syncthreads();
+    atomicMax(&of_block, most);
+    __syncthreads();
+    const float result = __uint_as_float(of_block);
+    __syncthreads();  // before the next call changes it
+    return result;
+  };
+  const float bound = sqrtf(static_cast<float>(args.width)) * largest(args.weight);
+  const float offset = largest(args.bias);
+  if (threadIdx.x == 0) *args.scale = ScaleFor(bound + offset, kLargestE4M3);
+}
+
+// Sets where the forward stores its result, and the scale of a result in float8.
+template <typename T>
+void SetNormResult(const Tensor& y, const Tensor& scale, NormArgs<T>* args) {
+  if (!Is8Bit(y.dtype())) {
+    args->y = Data<T>(y);
+    return;
+  }
+  BURST_CHECK(y.dtype() == DType::kFloat8E4M3);
+  if constexpr (std::is_same_v<T, bf16>) {
+    args->y_float8 = static_cast<uint8_t*>(y.raw_data());
+    args->scale = Data<float>(scale);
+    NormScaleKernel<<<1, kStridedThreads, 0, CurrentStream()>>>(*args);
+    BURST_CUDA_CHECK_LAUNCH("NormScale");
+  } else {
+    BURST_CHECK(false) << "a normalization in float8 must be of bfloat16";
+  }
+}
+
 template <typename T, bool kCenter>
 void LaunchNormForward(const NormArgs<T>& args, bool vectorized) {
   if (args.rows == 0 || args.width == 0) return;
@@ -84,6 +125,15 @@ void LaunchNormForward(const NormArgs<T>& args, bool vectorized) {
         <<<GridSize(args.rows, 1), kStridedThreads, 0, CurrentStream()>>>(args);
   }
   BURST_CUDA_CHECK_LAUNCH("NormForward");
+}
+
+// Sets where the backward stores the largest magnitude of dx; null: nowhere.
+template <typename T>
+void SetDxAmax(const Tensor& amax, NormArgs<T>* args) {
+  if (amax.null()) return;
+  BURST_CHECK((std::is_same_v<T, bf16>));
+  amax.Fill(0);
+  args->dx_amax = static_cast<uint32_t*>(amax.raw_data());
 }
 
 // dparameters: dweight and, for LayerNorm, dbias.
@@ -142,7 +192,7 @@ void LaunchNormBackward(NormArgs<T> args, bool vectorized,
 // ---- RMSNorm.
 
 void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
-                    const Tensor& rstd) {
+                    const Tensor& scale, const Tensor& rstd) {
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -153,13 +203,14 @@ void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Ten
     args.x = Data<T>(x);
     args.weight = Data<T>(weight);
     args.rstd = Data<Accumulator<T>>(rstd);
-    args.y = Data<T>(y);
+    SetNormResult(y, scale, &args);
     LaunchNormForward<T, /*kCenter=*/false>(args, FitsVectors(width, {x, weight, y}));
   });
 }
 
 void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                     const Tensor& before, const Tensor& dx, const ParameterGrad& dweight) {
+                     const Tensor& before, const Tensor& dx, const Tensor& dx_amax,
+                     const ParameterGrad& dweight) {
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -172,6 +223,7 @@ void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, 
     args.dy = Data<T>(dy);
     args.before = Data<T>(before);
     args.dx = Data<T>(dx);
+    SetDxAmax(dx_amax, &args);
     LaunchNormBackward<T, /*kCenter=*/false>(args, FitsVectors(width, {x, weight, dy, before, dx}),
                                              {dweight});
   });
@@ -180,7 +232,8 @@ void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, 
 // ---- LayerNorm.
 
 void LayerNormForward(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                      const Tensor& y, const Tensor& mean, const Tensor& rstd) {
+                      const Tensor& y, const Tensor& scale, const Tensor& mean,
+                      const Tensor& rstd) {
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -193,14 +246,15 @@ void LayerNormForward(const Tensor& x, const Tensor& weight, const Tensor& bias,
     args.bias = Data<T>(bias);
     args.mean = Data<Accumulator<T>>(mean);
     args.rstd = Data<Accumulator<T>>(rstd);
-    args.y = Data<T>(y);
+    SetNormResult(y, scale, &args);
     LaunchNormForward<T, /*kCenter=*/true>(args, FitsVectors(width, {x, weight, bias, y}));
   });
 }
 
 void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean,
                        const Tensor& rstd, const Tensor& dy, const Tensor& before, const Tensor& dx,
-                       const ParameterGrad& dweight, const ParameterGrad& dbias) {
+                       const Tensor& dx_amax, const ParameterGrad& dweight,
+                       const ParameterGrad& dbias) {
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -214,6 +268,7 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
     args.dy = Data<T>(dy);
     args.before = Data<T>(before);
     args.dx = Data<T>(dx);
+    SetDxAmax(dx_amax, &args);
     LaunchNormBackward<T, /*kCenter=*/true>(args, FitsVectors(width, {x, weight, dy, before, dx}),
                                             {dweight, dbias});
   });

@@ -7,6 +7,7 @@
 // fit vectors, or are too wide even so, are read again instead, by the Strided kernels.
 #pragma once
 
+#include "model/ops/cuda/float8.cuh"
 #include "model/ops/cuda/vectorized.cuh"
 
 namespace burst {
@@ -25,11 +26,15 @@ struct NormArgs {
   A* mean = nullptr;          // [rows]
   A* rstd = nullptr;          // [rows]
   T* y = nullptr;             // [rows, width]
+  // Instead of y: y / scale in e4m3, for T = bf16.
+  uint8_t* y_float8 = nullptr;  // [rows, width]
+  float* scale = nullptr;       // one number
   // backward
-  const T* dy = nullptr;      // [rows, width]
-  const T* before = nullptr;  // [rows, width] or null: added to dx
-  T* dx = nullptr;            // [rows, width]
-  A* partials = nullptr;      // [blocks, 1 or 2, width]: of dweight and, behind it, of dbias
+  const T* dy = nullptr;        // [rows, width]
+  const T* before = nullptr;    // [rows, width] or null: added to dx
+  T* dx = nullptr;              // [rows, width]
+  uint32_t* dx_amax = nullptr;  // one number, or null; for T = bf16
+  A* partials = nullptr;        // [blocks, 1 or 2, width]: of dweight and, behind it, of dbias
 };
 
 // A block is [teams][threads of a team]: threadIdx.y is the team, of a warp (kWarpTeams of them) or
@@ -162,7 +167,14 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
         y[j] = (x[p][j] - mean[0]) * rstd * weight[p][j];
         if constexpr (kCenter) y[j] += bias[j];
       }
-      StoreRounded<T, N>(y, args.y + row * args.width + at * N);
+      const int64_t to = row * args.width + at * N;
+      if constexpr (std::is_same_v<T, bf16>) {
+        if (args.y_float8 != nullptr) {
+          *reinterpret_cast<uint2*>(args.y_float8 + to) = RoundEight<__NV_E4M3>(y, 1 / *args.scale);
+          continue;
+        }
+      }
+      StoreRounded<T, N>(y, args.y + to);
     }
   }
 }
@@ -236,6 +248,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
     return kept_weight[kCenter ? 0 : p];
   };
   A sums[kSums][kVecs][N] = {};  // of dy xhat, of dy
+  uint32_t most = 0;             // of dx
   NormBackwardRow<T, kVecs> next;
   // Where registers are short, it is left to the other warps to keep memory busy.
   constexpr bool kPrefetch = kBlockTeam && kVecs == 2 && !kCenter;
@@ -280,9 +293,14 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
         dx[j] = in.rstd * (g - xhat * means[0] - (kCenter ? means[kSums - 1] : A(0)));
         if (args.before != nullptr) dx[j] += in.before[p][j];
       }
-      StoreRounded<T, N>(dx, args.dx + row * args.width + at * N);
+      const Words<T, N> rounded = ToWords<T, N>(dx);
+      if constexpr (std::is_same_v<T, bf16>) {
+        if (args.dx_amax != nullptr) most = max(most, MagnitudeBits(rounded));
+      }
+      Store(rounded, args.dx + row * args.width + at * N);
     }
   }
+  if (args.dx_amax != nullptr) RaiseAmax(most, args.dx_amax);
 
   if constexpr (kBlockTeam) {
     A* partials = args.partials + blockIdx.x * int64_t{kSums} * args.width;
@@ -329,7 +347,12 @@ __global__ void __launch_bounds__(kStridedThreads) NormForwardStridedKernel(Norm
     for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
       A y = (ConvertTo<A>(x[j]) - mean[0]) * rstd * ConvertTo<A>(args.weight[j]);
       if constexpr (kCenter) y += ConvertTo<A>(args.bias[j]);
-      args.y[row * args.width + j] = ConvertTo<T>(y);
+      if (args.y_float8 != nullptr) {
+        const float scaled = static_cast<float>(y) / *args.scale;
+        args.y_float8[row * args.width + j] = RoundTwo<__NV_E4M3>(scaled, 0) & 0xff;
+      } else {
+        args.y[row * args.width + j] = ConvertTo<T>(y);
+      }
     }
   }
 }
@@ -338,6 +361,7 @@ template <typename T, bool kCenter>
 __global__ void __launch_bounds__(kStridedThreads) NormBackwardStridedKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
   constexpr int kSums = kCenter ? 2 : 1;
+  uint32_t most = 0;  // of dx
   TeamSum<A, true> team_sum;
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const T* x = args.x + row * args.width;
@@ -358,9 +382,12 @@ __global__ void __launch_bounds__(kStridedThreads) NormBackwardStridedKernel(Nor
       if constexpr (kCenter) inner -= means[1] / args.width;
       A dx = rstd * inner;
       if (args.before != nullptr) dx += ConvertTo<A>(args.before[row * args.width + j]);
-      args.dx[row * args.width + j] = ConvertTo<T>(dx);
+      const T rounded = ConvertTo<T>(dx);
+      args.dx[row * args.width + j] = rounded;
+      if (args.dx_amax != nullptr) most = max(most, MagnitudeBits(ConvertTo<float>(rounded)));
     }
   }
+  if (args.dx_amax != nullptr) RaiseAmax(most, args.dx_amax);
 }
 
 // A thread per column; the block (_, b) sums the rows b, b + gridDim.y and so on.

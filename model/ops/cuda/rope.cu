@@ -1,3 +1,5 @@
+#include "burst/base/check.h"
+#include "model/ops/cuda/float8.cuh"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/vectorized.cuh"
 
@@ -30,16 +32,27 @@ __global__ void RopeCosSinKernel(int64_t n, int half, const int32_t* __restrict_
 // once.
 constexpr int kHeads = 2;
 
-// y1 = x1 cos - sign x2 sin, y2 = x2 cos + sign x1 sin, where x1, x2 are the halves of a head.
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads)
-    RopeRotateKernel(int64_t tokens, int heads, int rotated, int half, Accumulator<T> sign,
-                     const T* __restrict__ x, const Accumulator<T>* __restrict__ cosines,
-                     const Accumulator<T>* __restrict__ sines, T* __restrict__ y) {
+template <typename T>
+struct RotateArgs {
   using A = Accumulator<T>;
+  int64_t tokens;
+  int heads, rotated, half;
+  A sign;
+  const T* x;
+  const A *cosines, *sines;
+  T* y;
+  uint32_t* y_amax;  // null: not wanted; for T = bf16
+};
+
+// y1 = x1 cos - sign x2 sin, y2 = x2 cos + sign x1 sin, where x1, x2 are the halves of a head.
+// Returns the magnitude bits of the largest result, or 0 if not wanted.
+template <typename T, int N>
+__device__ inline uint32_t Rotate(const RotateArgs<T>& args) {
+  using A = Accumulator<T>;
+  const int heads = args.heads, rotated = args.rotated, half = args.half;
   const uint32_t vecs = half / N, per_token = vecs * ((heads + kHeads - 1) / kHeads);
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x, token = index / per_token;
-  if (token >= tokens) return;
+  if (token >= args.tokens) return 0;
   const uint32_t rest = index - token * per_token;
   const int channel = rest % vecs * N, first_head = rest / vecs * kHeads;
 
@@ -48,15 +61,16 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     if (first_head + h >= heads) break;
-    x1[h] = Load<N>(x + at + h * 2 * half);
-    x2[h] = Load<N>(x + at + h * 2 * half + half);
+    x1[h] = Load<N>(args.x + at + h * 2 * half);
+    x2[h] = Load<N>(args.x + at + h * 2 * half + half);
   }
+  uint32_t most = 0;
   A cosine[N], sine[N];
   if (first_head < rotated) {
-    LoadNumbers<N>(cosines + token * int64_t{half} + channel, cosine);
-    LoadNumbers<N>(sines + token * int64_t{half} + channel, sine);
+    LoadNumbers<N>(args.cosines + token * int64_t{half} + channel, cosine);
+    LoadNumbers<N>(args.sines + token * int64_t{half} + channel, sine);
 #pragma unroll
-    for (int j = 0; j < N; ++j) sine[j] *= sign;
+    for (int j = 0; j < N; ++j) sine[j] *= args.sign;
   }
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
@@ -72,9 +86,19 @@ __global__ void __launch_bounds__(kThreads)
       x1[h] = ToWords<T, N>(y1);
       x2[h] = ToWords<T, N>(y2);
     }
-    Store(x1[h], y + at + h * 2 * half);
-    Store(x2[h], y + at + h * 2 * half + half);
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (args.y_amax != nullptr) most = max(most, max(MagnitudeBits(x1[h]), MagnitudeBits(x2[h])));
+    }
+    Store(x1[h], args.y + at + h * 2 * half);
+    Store(x2[h], args.y + at + h * 2 * half + half);
   }
+  return most;
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) RopeRotateKernel(RotateArgs<T> args) {
+  const uint32_t most = Rotate<T, N>(args);
+  if (args.y_amax != nullptr) RaiseAmax(most, args.y_amax);
 }
 
 }  // namespace
@@ -98,8 +122,12 @@ void RopeCosSin(const Tensor& positions, const std::vector<double>& frequencies,
 }
 
 void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotated, double sign,
-                const Tensor& y) {
+                const Tensor& y, const Tensor& y_amax) {
   const int64_t tokens = cos.dim(0), half = cos.dim(1), heads = x.dim(-2);
+  if (!y_amax.null()) {
+    BURST_CHECK(y.dtype() == DType::kBFloat16);
+    y_amax.Fill(0);
+  }
   if (x.numel() == 0) return;
   const bool vectorized = FitsVectors(half, {x, y});
   DispatchVectors(x.dtype(), vectorized, [&](auto zero, auto vec_size) {
@@ -107,9 +135,18 @@ void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t r
     using A = Accumulator<T>;
     constexpr int N = decltype(vec_size)::value;
     const int64_t threads = tokens * (half / N) * ((heads + kHeads - 1) / kHeads);
-    RopeRotateKernel<T, N><<<BlocksFor(threads, kThreads), kThreads, 0, CurrentStream()>>>(
-        tokens, static_cast<int>(heads), static_cast<int>(rotated), static_cast<int>(half),
-        static_cast<A>(sign), Data<T>(x), Data<A>(cos), Data<A>(sin), Data<T>(y));
+    const RotateArgs<T> args = {
+        tokens,
+        static_cast<int>(heads),
+        static_cast<int>(rotated),
+        static_cast<int>(half),
+        static_cast<A>(sign),
+        Data<T>(x),
+        Data<A>(cos),
+        Data<A>(sin),
+        Data<T>(y),
+        y_amax.null() ? nullptr : static_cast<uint32_t*>(y_amax.raw_data())};
+    RopeRotateKernel<T, N><<<BlocksFor(threads, kThreads), kThreads, 0, CurrentStream()>>>(args);
   });
   BURST_CUDA_CHECK_LAUNCH("RopeRotate");
 }
