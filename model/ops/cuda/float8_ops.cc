@@ -114,7 +114,7 @@ void Forward(const Float8& x, const Float8& weight, const Variable& bias, const 
   BURST_GPU_KERNEL(MatMul, gemm);
 }
 
-// dx += dy W; then `dx_done`; then dW += dy^T x
+// Computes dx += dy W, calls `dx_done`, and computes dW += dy^T x.
 void Backward(const Float8& dy, const Factor& x, const Factor& weight,
               const std::function<void()>& dx_done) {
   if (x.variable().requires_grad()) {

@@ -129,11 +129,15 @@ void ScaleBy(const Tensor& y, const Tensor& factor);
 // y = factor x, or with `add` y += factor x. x, y: float32 or float64.
 void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add);
 
-// --- float8 forms of tensors, for the GEMMs of linear layers (float8.cu). Of a result, as_rows is
-// [rows, cols] and as_columns [cols, rows rounded up to a multiple of 16], with zeros in the added
-// columns. Both have one float8 dtype, and either may be null. cols is a multiple of 16. A result
-// is its numbers times `scale`, [1] float32: the smallest power of two for which a bound of the
-// magnitudes / scale fits the dtype, or NaN if the bound is not finite.
+// --- float8 forms of tensors, for the GEMMs of linear layers (float8.cu). A result has one float8
+// dtype in one or two forms, of which either may be null. cols is a multiple of 16.
+//
+//   as_rows     [rows, cols]
+//   as_columns  [cols, rows rounded up to a multiple of 16], zeros in the added columns
+//
+// A result is its numbers times `scale`, [1] float32. The scale is the smallest power of two for
+// which bound / scale fits the dtype, where no magnitude exceeds the bound. It is NaN for a bound
+// that is not finite.
 
 // amax = the largest magnitude of x; NaN or infinity if x has one. amax: [1] float32. The order of
 // the elements does not matter, so every run gives the same bits.
