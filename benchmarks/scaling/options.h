@@ -9,7 +9,6 @@
 #include "benchmarks/scaling/problem.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
-#include "train/config/agreed_options.h"
 #include "train/config/config.h"
 
 namespace burst {

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "burst/base/check.h"
 #include "burst/kernels/scores.h"
 #include "burst/tensor/tensor.h"
 
@@ -26,7 +27,12 @@ struct AttentionOperand {
 };
 
 // tensor: [batch, seqlen, num_heads, head_dim], innermost stride 1.
-AttentionOperand Operand(const Tensor& tensor);
+inline AttentionOperand Operand(const Tensor& tensor) {
+  BURST_CHECK(tensor.ndim() == 4 && (tensor.stride(3) == 1 || tensor.dim(3) <= 1))
+      << "expected [batch, seqlen, heads, head_dim] with head_dim innermost, got "
+      << ToString(tensor.shape());
+  return {tensor.raw_data(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
 
 // A mask as one range of keys for each query: query row i sees the keys begin[i] <= j < end[i].
 // Causal masks, sliding windows, packed documents and spans have this form in every layout, because
@@ -212,7 +218,6 @@ void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
 // contiguous, of SumDType(out's dtype), where rows = batch * q_len * num_heads. Each part has its
 // set's out first, then its lse [batch, num_heads, q_len]. `sinks` are as in FlashForwardParams and
 // count once for all sets; null: no sinks.
-// 0. `sinks` as in FlashForwardParams, for all sets once; null: none.
 void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks = Tensor());
 
 }  // namespace burst

@@ -15,7 +15,6 @@
 #include "model/execution/offloaded_layer.h"
 #include "model/execution/parameter_use.h"
 #include "model/execution/plan.h"
-#include "model/execution/run_block.h"
 #include "model/layers.h"
 #include "model/pipeline_part.h"
 

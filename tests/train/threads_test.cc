@@ -51,9 +51,8 @@ class ThreadsTest : public TrainerRunTest, public testing::WithParamInterface<co
     Launch launch;
     const auto config = ResolveConfig(options, launch);
     EXPECT_EQ(config.status(), absl::OkStatus());
-    EXPECT_EQ(
-        RunTraining(*config, /*mpi=*/nullptr, [](TrainingSetup*) { return absl::OkStatus(); }),
-        absl::OkStatus());
+    EXPECT_EQ(RunTraining(*config, [](TrainingSetup*) { return absl::OkStatus(); }),
+              absl::OkStatus());
     Outcome outcome;
     const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", options.steps);
     EXPECT_EQ(log.status(), absl::OkStatus());

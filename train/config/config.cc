@@ -1,8 +1,11 @@
 #include "train/config/config.h"
 
+#include <cstdlib>
+
 #include "absl/strings/str_cat.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
+#include "burst/base/version.h"
 #include "burst/cli/files.h"
 #include "train/checkpoint/kept_checkpoints.h"
 
@@ -142,6 +145,20 @@ absl::Status ResolvedConfig::CheckResume(absl::string_view config_json) const {
   OptionTable options = TrainOptions(&before);
   BURST_RETURN_IF_ERROR(options.ParseJson(config_json, /*saved=*/true));
   return OptionTable::CheckResume(options, TrainOptions(&after));
+}
+
+std::vector<AgreedItem> AgreedOptions(const OptionTable& options, bool one_host) {
+  std::vector<AgreedItem> items = {{"the version of Burst", kVersion}};
+  for (const Option& option : options.options()) {
+    const bool compared = option.scope == Scope::kJob || (option.scope == Scope::kHost && one_host);
+    if (compared) items.push_back({absl::StrCat("--", option.name), option.get()});
+  }
+  return items;
+}
+
+bool LaunchIsOnOneHost() {
+  const auto launch = DetectProcessLaunch(std::getenv);
+  return launch.ok() && launch->has_value() && !(*launch)->several_hosts;
 }
 
 }  // namespace burst

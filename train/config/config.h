@@ -24,7 +24,6 @@
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
 #include "model/execution/plan.h"
-#include "train/config/agreed_options.h"
 #include "train/data/tokenizer.h"
 #include "train/huggingface/pretrained.h"
 #include "train/optimizer/lr_schedule.h"
@@ -214,5 +213,12 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
 
 // Returns the device of the option --device. InvalidArgument means that there is no GPU.
 absl::StatusOr<DeviceType> ResolveDevice(DeviceChoice choice, int gpus);
+
+// Returns the version, and all options whose scope says that they must agree. `one_host` says that
+// all processes are on one host, so paths must agree, too.
+std::vector<AgreedItem> AgreedOptions(const OptionTable& options, bool one_host);
+
+// Returns whether all processes of this process's launcher are on one host.
+bool LaunchIsOnOneHost();
 
 }  // namespace burst

@@ -20,6 +20,7 @@
 #include "burst/cli/process.h"
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
+#include "burst/comm/mpi/mpi_communicator.h"
 #include "burst/comm/tcp/tcp_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
@@ -156,12 +157,17 @@ absl::Status TrainProcess(const ResolvedConfig& config, const RunCheck& check, C
   return status;
 }
 
-absl::Status TrainOverMpi(const ResolvedConfig& config, const RunCheck& check, Communicator* mpi) {
-  BURST_RETURN_IF_ERROR(TrainProcess(config, check, mpi));
+absl::Status TrainOverMpi(const ResolvedConfig& config, const RunCheck& check) {
+  BURST_ASSIGN_OR_RETURN(const auto mpi, CreateMpiCommunicator());
+  if (mpi->world_size() != config.ranks) {
+    return InvalidOption("comm", "mpi must have a process for each of the ", config.ranks,
+                         " ranks; got ", mpi->world_size(), "; start them by mpirun");
+  }
+  BURST_RETURN_IF_ERROR(TrainProcess(config, check, mpi.get()));
   // MPI's own end also waits for all ranks, but nothing watches it.
   const ScopedRankProgress progress(mpi->rank());
   const ScopedPhase phase("exit");
-  return AgreeOn(absl::OkStatus(), mpi);
+  return AgreeOn(absl::OkStatus(), mpi.get());
 }
 
 absl::Status TrainOverTcp(const ResolvedConfig& config, const RunCheck& check,
@@ -195,13 +201,13 @@ absl::Status RunRanksInProcess(const ResolvedConfig& config,
   return RunRanks(config.ranks, with_pool);
 }
 
-absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi, const RunCheck& check) {
+absl::Status RunTraining(const ResolvedConfig& config, const RunCheck& check) {
   std::optional<Watchdog> watchdog;
   const std::chrono::seconds patience(std::min(config.patience, kForEver));
   if (config.patience > 0) watchdog.emplace(patience);
   if (config.tf32) cuda::AllowTf32(true);
   if (config.comm == CommKind::kThreads) return TrainThreads(config, check);
-  if (config.comm == CommKind::kMpi) return TrainOverMpi(config, check, mpi);
+  if (config.comm == CommKind::kMpi) return TrainOverMpi(config, check);
   BURST_ASSIGN_OR_RETURN(auto launch, DetectProcessLaunch(std::getenv));
   if (config.patience > 0) {
     launch->patience = std::min<std::chrono::milliseconds>(launch->patience, patience);

@@ -20,10 +20,9 @@ absl::Status RunRanksInProcess(const ResolvedConfig& config,
 // planner's check refuses a step that does not fit into memory (train/plan/check_run.h).
 using RunCheck = std::function<absl::Status(TrainingSetup*)>;
 
-// Trains: prepares, checks, starts the ranks, and returns the first error. `mpi` is the
-// communicator of all processes with --comm=mpi, else null. With --comm=tcp, mpi and nccl every
-// process calls it. If several fail together, one returns the error and the others Cancelled, so it
-// is printed once. A process that fails alone ends the others with its message.
-absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi, const RunCheck& check);
+// Trains: prepares, checks, starts the ranks, and returns the first error. With --comm=tcp, mpi
+// and nccl every process calls it. If several fail together, one returns the error and the others
+// Cancelled, so it is printed once. A process that fails alone ends the others with its message.
+absl::Status RunTraining(const ResolvedConfig& config, const RunCheck& check);
 
 }  // namespace burst

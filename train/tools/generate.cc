@@ -35,7 +35,6 @@
 #include "model/transformer.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
-#include "train/config/agreed_options.h"
 #include "train/config/config.h"
 #include "train/data/tokenizer.h"
 #include "train/huggingface/pretrained.h"

@@ -1,14 +1,9 @@
 // bazel run //train: options -> TrainConfig -> ResolvedConfig -> ranks -> Trainer.
-#include <memory>
-#include <utility>
-
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
-#include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
-#include "burst/comm/mpi/mpi_communicator.h"
 #include "train/config/config.h"
 #include "train/plan/check_run.h"
 #include "train/run/launch.h"
@@ -22,18 +17,10 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<TrainConfig> options = TrainConfigFromArguments(argc, argv);
   if (!options.ok()) return RefuseUsage(options.status(), ProcessRank());
 
-  std::unique_ptr<Communicator> mpi;
-  if (options->comm == CommChoice::kMpi) {
-    absl::StatusOr<std::unique_ptr<Communicator>> created = CreateMpiCommunicator();
-    if (!created.ok()) return ExitCode(created.status(), kExitFailure);
-    mpi = *std::move(created);
-  }
-  Launch launch = DetectLaunch();
-  if (mpi != nullptr) launch.processes = mpi->world_size();
-  const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, launch);
+  const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, DetectLaunch());
   if (!config.ok()) return RefuseUsage(config.status(), ProcessRank());
 
-  const absl::Status status = RunTraining(*config, mpi.get(), CheckMemory);
+  const absl::Status status = RunTraining(*config, CheckMemory);
   if (absl::IsCancelled(status)) LetOthersReport();
   if (!status.ok()) return ExitCode(status, kExitFailure);
   return InterruptSignal() == 0 ? 0 : 128 + InterruptSignal();

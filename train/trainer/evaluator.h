@@ -6,9 +6,8 @@
 #include "absl/status/statusor.h"
 #include "burst/tensor/tensor.h"
 #include "train/data/batch.h"
-#include "train/trainer/local_batches.h"
 #include "train/trainer/rank_state.h"
-#include "train/trainer/stop_agreement.h"
+#include "train/trainer/run_saver.h"
 
 namespace burst {
 

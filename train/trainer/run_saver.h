@@ -98,4 +98,24 @@ class RunSaver {
   BackgroundTask writing_;  // last: it uses the others
 };
 
+// Lets all ranks agree to stop when a signal has asked one of them to.
+class StopAgreement {
+ public:
+  // Both must outlive the object.
+  StopAgreement(Communicator* comm, RunSaver* saver) : comm_(comm), saver_(saver) {}
+
+  // All ranks call it between the same two pieces of work. Then all stop there, or none. A rank
+  // does not wait for its GPU's part of that work before all have enqueued it. Completes a set of
+  // checkpoint files that all ranks have written. Collective.
+  absl::Status Agree();
+
+  // Returns whether some rank was asked to stop.
+  bool stops() const { return stops_; }
+
+ private:
+  Communicator* const comm_;
+  RunSaver* const saver_;
+  bool stops_ = false;
+};
+
 }  // namespace burst

@@ -17,7 +17,6 @@
 #include "train/pipeline/pass_times.h"
 #include "train/pipeline/pipeline.h"
 #include "train/report/metrics.h"
-#include "train/trainer/local_batches.h"
 #include "train/trainer/rank_state.h"
 
 namespace burst {

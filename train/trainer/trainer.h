@@ -17,12 +17,10 @@
 #include "train/report/run_report.h"
 #include "train/run/setup.h"
 #include "train/trainer/evaluator.h"
-#include "train/trainer/local_batches.h"
 #include "train/trainer/rank_state.h"
 #include "train/trainer/run_saver.h"
 #include "train/trainer/snapshot.h"
 #include "train/trainer/step_runner.h"
-#include "train/trainer/stop_agreement.h"
 
 namespace burst {
 
