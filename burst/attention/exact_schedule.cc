@@ -48,7 +48,7 @@ ExactSchedule::ExactSchedule(TokenShard shard, int64_t chunk, const Mask& mask)
   std::vector<int32_t> all(seqlen);
   std::iota(all.begin(), all.end(), 0);
   BlockMask between = mask.Between(shard_.local_positions(), all, kListBlock);
-  visible_ = KernelKeys(std::move(between.parts[0]));
+  visible_ = KernelKeys(std::move(between.parts[0]), mask.MaySeparateDocuments());
   visible_.all = false;  // RangesOf counts on begin and end
   for (int64_t first = 0; first < rows() * visible_.q_len; first += chunk) {
     int32_t* const begins = visible_.begin.data() + first;

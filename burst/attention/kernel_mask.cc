@@ -55,7 +55,9 @@ KeyBlocks KernelBlocks::lists(DeviceType device) const {
 
 const std::vector<KernelKeys>& KernelBlocks::parts() const {
   if (as_parts_.empty()) {
-    for (VisibleKeys& part : AsIntervals()) as_parts_.emplace_back(std::move(part));
+    for (VisibleKeys& part : AsIntervals()) {
+      as_parts_.emplace_back(std::move(part), /*documents=*/true);  // slices may separate them
+    }
   }
   return as_parts_;
 }
@@ -63,10 +65,9 @@ const std::vector<KernelKeys>& KernelBlocks::parts() const {
 KernelMask::KernelMask(const Mask& mask, const std::vector<int32_t>& queries,
                        const std::vector<int32_t>& keys) {
   BlockMask between = mask.Between(queries, keys, kListBlock);
-  // Slices may separate documents, too.
-  const IntervalMask* const intervals = mask.intervals();
-  const bool documents = intervals == nullptr || !intervals->documents.empty();
-  for (VisibleKeys& part : between.parts) parts.emplace_back(std::move(part), documents);
+  for (VisibleKeys& part : between.parts) {
+    parts.emplace_back(std::move(part), mask.MaySeparateDocuments());
+  }
   blocks = KernelBlocks(std::move(between.blocks));
 }
 

@@ -36,7 +36,7 @@ class KernelKeys : public VisibleKeys {
  public:
   KernelKeys() = default;
   // documents: KeyRanges::documents.
-  explicit KernelKeys(VisibleKeys keys, bool documents = false)
+  explicit KernelKeys(VisibleKeys keys, bool documents)
       : VisibleKeys(std::move(keys)), documents_(documents) {}
 
   // Points into begin and end, or into their copy on the GPU.

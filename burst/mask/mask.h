@@ -56,6 +56,8 @@ class Mask {
   // another. Only slices give an order to two sequences; other masks must be full.
   absl::Status CheckForTwoSequences(int64_t q_len) const;
 
+  // Whether tokens may belong to different documents. Slices may separate documents, too.
+  bool MaySeparateDocuments() const { return !intervals() || !intervals()->documents.empty(); }
   // Batch rows described; 1: the same mask for all.
   int64_t rows() const;
   // Null for slices.
