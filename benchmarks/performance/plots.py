@@ -53,12 +53,14 @@ class Plot:
         self.parts.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="%s"%s/>' % (
             places, color, width, ' stroke-dasharray="%s"' % dash if dash else ""))
 
-    def series(self, name, points, color, connect=True, labels=None, label_shift=-9):
+    def series(self, name, points, color, connect=True, labels=None, label_shift=-9, dash="",
+               filled=True):
         """Draws points; labels[i] is written label_shift pixels below point i, with 0 at its right."""
+        paint = 'fill="%s"' % color if filled else 'fill="white" stroke="%s"' % color
         if connect and len(points) > 1:
-            self.line(points, color)
+            self.line(points, color, dash=dash)
         for i, (x, y) in enumerate(points):
-            self.parts.append('<circle cx="%.1f" cy="%.1f" r="4" fill="%s"/>' % (self.x(x), self.y(y), color))
+            self.parts.append('<circle cx="%.1f" cy="%.1f" r="4" %s/>' % (self.x(x), self.y(y), paint))
             if labels and labels[i]:
                 place = (self.x(x), self.y(y) + label_shift, "middle")
                 if label_shift == 0:
@@ -66,7 +68,7 @@ class Plot:
                 self.text(place[0], place[1], labels[i], anchor=place[2], size=10, color=color)
         place = TOP + 10 + 20 * self.legend
         self.legend += 1
-        self.parts.append('<circle cx="%d" cy="%d" r="4" fill="%s"/>' % (WIDTH - RIGHT + 18, place - 4, color))
+        self.parts.append('<circle cx="%d" cy="%d" r="4" %s/>' % (WIDTH - RIGHT + 18, place - 4, paint))
         self.text(WIDTH - RIGHT + 28, place, name)
 
     def svg(self):
@@ -139,4 +141,32 @@ def roofline():
     return plot.svg()
 
 
-PLOTS = {"throughput": throughput, "ring_efficiency": ring_efficiency, "roofline": roofline}
+def _float8_curves(curve, title, y_label, y_range, y_ticks, log_y):
+    """Returns the plot of a curve of training in bf16 and in fp8 over the tokens that a run has seen."""
+    data = load("train_step_float8_h100")
+    tokens = 65536  # in a step
+    plot = Plot(title, "million tokens seen", y_label, (0, 60), y_range, [(n, str(n)) for n in range(0, 61, 10)],
+                [(y, str(y)) for y in y_ticks], log_x=False, log_y=log_y)
+    for color, (name, of) in enumerate((("Llama 386M", "llama_%s"), ("GPT-2 124M", "d12_%s_1"),
+                                        ("GPT-2 124M, seed 2", "d12_%s_2"))):
+        for precision, dash in (("bf16", ""), ("fp8", "5 4")):
+            points = [(step * tokens / 1e6, y) for step, y in data["curves"][of % precision][curve]]
+            plot.series("%s, %s" % (name, precision), points, COLORS[color], dash=dash,
+                        filled=precision == "bf16")
+    return plot.svg()
+
+
+def float8_losses():
+    """Returns the plot of validation losses of runs that differ by their precision alone."""
+    return _float8_curves("validation", "Validation loss: bf16, and fp8 dashed", "loss", (2, 4.2),
+                          (2, 2.5, 3, 3.5, 4), log_y=False)
+
+
+def float8_gradients():
+    """Returns the plot of the gradients' norms of the runs of float8_losses."""
+    return _float8_curves("grad_norm", "Norm of the gradients: bf16, and fp8 dashed", "norm", (0.15, 1.5),
+                          (0.2, 0.5, 1), log_y=True)
+
+
+PLOTS = {"throughput": throughput, "ring_efficiency": ring_efficiency, "roofline": roofline,
+         "float8_losses": float8_losses, "float8_gradients": float8_gradients}

@@ -127,7 +127,7 @@ TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
 }
 
 // The document of NaN begins and ends within chunks. On a GPU in 16 bits the kernels compute rows
-// beside NaN in another way, so P and dS round otherwise: by u relative to sums of magnitudes.
+// near NaN in another way, so P and dS round otherwise: by u relative to sums of magnitudes.
 TEST(ExactAttentionDocuments, NaNStaysInItsDocument) {
   constexpr int64_t kBegin = 70, kEnd = 121;
   const bool gpu = kTestDevice == DeviceType::kCuda;
@@ -139,7 +139,10 @@ TEST(ExactAttentionDocuments, NaNStaysInItsDocument) {
   const auto expect_near = [&](const Tensor& actual, const Tensor& expected, int axis) {
     for (const auto& [begin, end] : {std::pair(int64_t{0}, kBegin), std::pair(kEnd, kSeqlen)}) {
       const auto values = [&](const Tensor& t) {
-        return t.Slice(axis, begin, end - begin).Contiguous().To(DType::kFloat64).ToVector<double>();
+        return t.Slice(axis, begin, end - begin)
+            .Contiguous()
+            .To(DType::kFloat64)
+            .ToVector<double>();
       };
       const std::vector<double> a = values(actual), e = values(expected);
       for (size_t i = 0; i < a.size(); ++i) {

@@ -202,16 +202,6 @@ TEST(Plan, RecomputationTradesTimeForMemory) {
   EXPECT_NEAR(selective.peak_bytes - full.peak_bytes, kept, 0.3 * kept);
 }
 
-// Q, K and V in 8 bits take more memory, at the peak of a step or elsewhere, and their products
-// take less time.
-TEST(Plan, AttentionInFp8IsFaster) {
-  const std::vector<std::string> arguments = {kWide, "--gpus=1xH200", "--seqlen=65536",
-                                              "--batch=1"};
-  const StepPlan plain = PlanFor(arguments), fp8 = PlanFor(arguments, {"--attention_fp8"});
-  EXPECT_LT(fp8.step_seconds, plain.step_seconds);
-  EXPECT_GE(fp8.peak_bytes, plain.peak_bytes);
-}
-
 // Each layer but the last keeps two bf16 tensors in the host's memory until the backward. With fast
 // links, nobody waits for them.
 TEST(Plan, OffloadedActivationsAreInTheHostsMemory) {

@@ -40,11 +40,6 @@ absl::Status CheckKernels(const ResolvedConfig& config) {
                          " with --device=cuda; got ", model.head_dim,
                          "; give another number of heads");
   }
-  if (config.attention_fp8 && !kFp8HeadDims.Has(model.head_dim)) {
-    return InvalidOption("attention_fp8", "must be false for a head_dim that is not from ",
-                         kFp8HeadDims.least, " to ", kFp8HeadDims.most, "; the model's is ",
-                         model.head_dim, "; leave it out");
-  }
   if (!config.fp8) return absl::OkStatus();
   const int64_t ranks = config.mesh.tensor;
   for (const auto& [name, channels] :

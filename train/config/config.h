@@ -87,7 +87,6 @@ struct PlainOptions : LayerMemory {
   BackwardDirection ring_backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
   bool deterministic = true;
-  bool attention_fp8 = false;
   bool exact = false;
   int64_t exact_chunk = 0;  // in tokens; with `exact` 0 becomes a divisor of seqlen
   int64_t patience = 600;   // in seconds; 0: without end

@@ -108,9 +108,6 @@ constexpr Side kGpuPrecision = {"precision", "--precision=tf32, bf16 or fp8", "a
                                   return c.given().precision != Precision::kAuto &&
                                          c.given().precision != Precision::kFp32;
                                 }};
-constexpr Side kAttentionFp8 = {"attention_fp8", "--attention_fp8", "false",
-                                "--attention_fp8 --model=llama_1b",
-                                [](const Config& c) { return c.attention_fp8; }};
 constexpr Side kSoftcap = {"model.attention_softcap", "--model.attention_softcap", "0",
                            "--model.attention_softcap=30",
                            [](const Config& c) { return c.model.attention_softcap != 0; }};
@@ -192,7 +189,6 @@ constexpr TrainConflict kConflicts[] = {
     {kRingBackward, kExact, "exact runs have no ring", kLeaveOut},
     {kBf16RingGradients, kExact, "exact runs have no ring", kLeaveOut},
     {kRanksPerNode, kExact, "exact runs have no ring", kLeaveOut},
-    {kAttentionFp8, kExact, "scales belong to blocks of the tokens of a rank", kLeaveOut},
     {kFp8, kExact, "a scale depends on the tokens of a rank", "give bf16"},
     {kSoftcap, kExact, "exact kernels do not change scores", "give 0"},
     {kAttentionDropout, kExact, "exact kernels do not change scores", "give 0"},
@@ -200,10 +196,6 @@ constexpr TrainConflict kConflicts[] = {
 
     // Conflicts of number formats.
     {kGpuPrecision, kCpu, "the CPU computes in fp32", "give --device=cuda"},
-    {kAttentionFp8, kCpu, "8-bit attention is a kernel of Hopper GPUs", "give --device=cuda"},
-    {kAttentionFp8, kNotBf16, "its backward pass computes in bf16", "give --precision=bf16"},
-    {kSoftcap, kAttentionFp8, "the 8-bit kernel does not change scores", "give 0"},
-    {kAttentionDropout, kAttentionFp8, "the 8-bit kernel does not change scores", "give 0"},
 
     // Conflicts of the schedule and the launch.
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},

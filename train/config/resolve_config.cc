@@ -337,7 +337,6 @@ BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
   attention.ring_grad_dtype = ring_grad_dtype;
   attention.ranks_per_node = ranks_per_node;
   attention.deterministic = deterministic;
-  attention.fp8_forward = attention_fp8;
   return attention;
 }
 

@@ -149,6 +149,7 @@ void AddMemoryOptions(TrainConfig* c, OptionTable* t) {
           "Recompute layers in the backward pass: full, selective (all but attention), or "
           "sequence (attention of the first half, too). none: store everything.");
   t->Removed("recompute_every", "give --recompute_segment, or --recompute=selective");
+  t->Removed("attention_fp8", "give --precision=fp8");
   t->Add("recompute_segment", &c->recompute_segment)
       .Min(1)
       .Unit("layers")
@@ -311,11 +312,6 @@ void AddAttentionOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Compute the same bits in every run. false: GPU kernels may be faster, CPU kernels "
           "stay the same.");
-  t->Add("attention_fp8", &c->attention_fp8)
-      .MayChange()
-      .Help(
-          "Compute the forward pass of attention in 8 bits on Hopper GPUs: faster for long "
-          "sequences, with the error of docs/kernels.md.");
   t->Add("exact", &c->exact)
       .Help(
           "Compute the same bits on any number of ranks, in any layout, at the cost of time and "

@@ -96,7 +96,6 @@ std::string Attention(const ResolvedConfig& config) {
   if (config.ring_grad_dtype != RingGradDType::kFp32) {
     absl::StrAppend(&text, ", ", Name(config.ring_grad_dtype), " gradients in transit");
   }
-  if (config.attention_fp8) absl::StrAppend(&text, ", forward in fp8");
   const ModelConfig& model = config.model;
   if (model.attention_softcap > 0) absl::StrAppend(&text, ", softcap ", model.attention_softcap);
   if (model.attention_sinks) absl::StrAppend(&text, ", sinks");
