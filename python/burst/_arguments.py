@@ -17,10 +17,10 @@ STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
 SCALARS = ("causal", "softmax_scale", "window", "layout", "strategy", "ring_grad_dtype", "deterministic",
            "backward", "ulysses_size", "ranks_per_node", "seqlen", "fp8", "softcap", "dropout_p",
            "return_max_logit", "cross", "key_layout", "per_document", "value_dim")
-LISTS = ("documents", "cu_seqlens", "spans", "slices", "alibi_slopes")
+LISTS = ("documents", "cu_seqlens", "spans", "slices", "alibi_slopes", "key_cu_seqlens")
 # The fields of a Call. `promised` says that the caller gave seqlen, so ranks compare arguments once. `tokens` is
-# the length of the whole sequence, by seqlen or cu_seqlens.
-_FIELDS = SCALARS + ("promised", "tokens", "documents", "spans", "slices", "alibi_slopes")
+# the length of the whole sequence, by seqlen or cu_seqlens. `pairs` are bounds of documents in two sequences.
+_FIELDS = SCALARS + ("promised", "tokens", "documents", "spans", "slices", "alibi_slopes", "pairs")
 _OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "softmax_scale",
             "deterministic", "ulysses_size", "ranks_per_node", "fp8", "softcap", "alibi_slopes",
             "dropout_p")
@@ -55,6 +55,7 @@ class Call:
         numbers = sum(len(row) for row in (self.documents or ()))
         numbers += sum(3 * len(row) for row in (self.spans or ()))
         numbers += sum(6 * len(row) for row in (self.slices or ()))
+        numbers += sum(map(len, self.pairs or ()))
         self.weight = 2048 + 48 * (numbers + len(self.alibi_slopes or ()))
 
     def __eq__(self, other):
@@ -89,8 +90,8 @@ _calls = Bounded(_CACHE_BYTES)  # calls by normalized arguments
 
 def make_call(scalars, lists):
     """Returns the Call of these arguments, in the order of SCALARS and LISTS. A wrong one becomes its `error`."""
-    documents, cu_seqlens, spans, slices, slopes = lists
-    is_quick = (documents is None and cu_seqlens is None and spans is None and slopes is None and
+    slices = lists[LISTS.index("slices")]
+    is_quick = (all(value is None for name, value in zip(LISTS, lists) if name != "slices") and
                 (slices is None or type(slices) is Frozen))
     if is_quick:
         found = _cached(_quick, (scalars, slices))
@@ -140,14 +141,17 @@ def _interned(scalars, lists):
     for value in lists:
         if isinstance(value, Refusal):
             raise ValueError(value.text)
-    documents, cu_seqlens, spans, slices, slopes = lists
+    documents, cu_seqlens, spans, slices, slopes, key_cu_seqlens = lists
     given, size = scalars[SCALARS.index("seqlen")], scalars[SCALARS.index("per_document")]
-    documents, seqlen = rows_of_documents(documents, cu_seqlens, given, size or 1)
+    pairs = None
+    if scalars[SCALARS.index("cross")]:
+        pairs, cu_seqlens = _pairs(cu_seqlens, key_cu_seqlens, given), None
+    documents, seqlen = rows_of_documents(documents, cu_seqlens, pairs[0][-1] if pairs else given, size or 1)
     if size and scalars[SCALARS.index("layout")] == "zigzag":
         _check_halves(documents[0], seqlen, 2 * size)
     slices = _slices(slices)
     spans, slopes = _spans(spans), _slopes(slopes)
-    key = (*scalars, given is not None, seqlen, documents, spans, slices, slopes)
+    key = (*scalars, given is not None, seqlen, documents, spans, slices, slopes, pairs)
     found = _calls.get(key)
     if found is None:
         found = Call(key)
@@ -290,12 +294,30 @@ def _integers(name, values):
         raise ValueError("%s: must be integers; got %s" % (name, shown(values))) from None
 
 
-def _starts_of_bounds(bounds, seqlen):
+def _check_bounds(name, bounds, seqlen):
     if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
-        raise ValueError("cu_seqlens: must begin with 0 and not decrease; got %s" % shown(bounds))
+        raise ValueError("%s: must begin with 0 and not decrease; got %s" % (name, shown(bounds)))
     if seqlen is not None and bounds[-1] != seqlen:
-        raise ValueError("cu_seqlens: must end with seqlen, %d; got %d" % (seqlen, bounds[-1]))
+        raise ValueError("%s: must end with seqlen, %d; got %d" % (name, seqlen, bounds[-1]))
+
+
+def _starts_of_bounds(bounds, seqlen):
+    _check_bounds("cu_seqlens", bounds, seqlen)
     return tuple(sorted(set(bounds[:-1]) - {bounds[-1]})) if bounds[-1] else ()
+
+
+def _pairs(of_queries, of_keys, seqlen):
+    """Returns the bounds of the documents of two sequences, (queries', keys'), or None."""
+    if of_queries is None and of_keys is None:
+        return None
+    if of_queries is None or of_keys is None:
+        raise ValueError("cu_seqlens: must be given with key_cu_seqlens; got one of them")
+    pairs = tuple(_integers("cu_seqlens", of_queries)), tuple(_integers("key_cu_seqlens", of_keys))
+    _check_bounds("cu_seqlens", pairs[0], seqlen)
+    _check_bounds("key_cu_seqlens", pairs[1], None)
+    if len(pairs[0]) != len(pairs[1]):
+        raise ValueError("key_cu_seqlens: must have the length of cu_seqlens, %d; got %d" % tuple(map(len, pairs)))
+    return pairs
 
 
 def rows_of_documents(documents, cu_seqlens, seqlen, times=1):

@@ -16,6 +16,8 @@ from .scores import draw_seed, read_seed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)  # torch 2
+_MULTIPLES = {torch.bfloat16: 8, torch.float16: 8}  # of head_dim in the kernels, by dtype
 _op = None
 if hasattr(torch.library, "custom_op"):
     from . import _op
@@ -50,11 +52,20 @@ def _any_requires_grad(*tensors):
     return False
 
 
+def _refuse_transforms(*tensors):
+    """Raises a TypeError in torch.func's transforms, which cannot see what the library computes."""
+    if _is_wrapped is not None and any(isinstance(x, torch.Tensor) and _is_wrapped(x) for x in tensors):
+        raise TypeError("attention: must not be in torch.func's transforms (grad, vjp, jvp, vmap); got one of their "
+                        "tensors; use torch.autograd.grad, and a batch in place of vmap")
+
+
 def _apply(q, k, v, sinks, seed, group, scalars, lists):
     """Returns (out, lse, largest scores or None) of [batch, tokens, heads, head_dim]. out and lse are
     differentiable.
 
     The default of dropout's seed is the next one that torch draws."""
+    if not _ranks.is_compiling():
+        _refuse_transforms(q, k, v, sinks)
     if _op is not None and _op.is_wanted():
         return _op.apply(q, k, v, sinks, seed, group, scalars, lists)
     group, call = _ranks.process_group(group), make_call(scalars, lists)
@@ -113,7 +124,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
 
     Args:
         q (Tensor): [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim].
-            The rank's tokens are those that `layout` gives it (burst.shard, burst.positions), in order.
+            In 16 bits a head_dim is padded with zeros to a multiple of 8. The rank's tokens are those that `layout` gives it (burst.shard, burst.positions), in order.
         k, v (Tensor): like q with kv_heads heads, which divide heads. v may have a smaller head_dim (128
             with 192, as in multi-head latent attention); it is padded with zeros, and out has v's.
         causal (bool): a token sees itself and earlier tokens.
@@ -178,7 +189,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
     return _attend(q, k, v, sinks, dropout_seed, return_lse, group,
                    (causal, softmax_scale, window, layout, strategy, ring_grad_dtype, deterministic, backward,
                     ulysses_size, ranks_per_node, seqlen, fp8, softcap, dropout_p, return_max_logit, False,
-                    None, 0), (documents, cu_seqlens, spans, slices, alibi_slopes))
+                    None, 0), (documents, cu_seqlens, spans, slices, alibi_slopes, None))
 
 
 def _are_dense(*tensors):
@@ -188,6 +199,20 @@ def _are_dense(*tensors):
     return True
 
 
+def _pad(q, k, v, scale):
+    """Returns q, k and v with zeros up to one head_dim that kernels take, softmax_scale, and v's head_dim or None.
+
+    Zeros in q and k do not change scores. Zeros in v become columns of out that are cut off."""
+    head_dim, value_dim = q.shape[3], v.shape[3]
+    padded = -(-head_dim // _MULTIPLES.get(q.dtype, 1)) * _MULTIPLES.get(q.dtype, 1)
+    if padded != head_dim:
+        q, k = (torch.nn.functional.pad(x, (0, padded - head_dim)) for x in (q, k))
+        scale = head_dim**-0.5 if scale is None else scale
+    if padded == value_dim:
+        return q, k, v, scale, None
+    return q, k, torch.nn.functional.pad(v, (0, padded - value_dim)), scale, value_dim
+
+
 def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
     """Computes attention. `scalars` are _arguments.SCALARS without the last, which follows from q and v."""
     dense = _are_dense(q, k, v)  # otherwise an error, which all ranks get
@@ -195,9 +220,9 @@ def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
     if packed:
         q, k, v = (tensor.unsqueeze(0) if tensor.dim() == 3 else tensor for tensor in (q, k, v))
     value_dim = None
-    if dense and q.dim() == v.dim() == 4 and 0 < v.shape[3] < q.shape[3]:
-        value_dim = v.shape[3]
-        v = torch.nn.functional.pad(v, (0, q.shape[3] - value_dim))
+    if dense and q.dim() == k.dim() == v.dim() == 4 and 0 < v.shape[3] <= q.shape[3] == k.shape[3]:
+        q, k, v, scale, value_dim = _pad(q, k, v, scalars[1])
+        scalars = (scalars[0], scale, *scalars[2:])
     out, lse, max_logit = _apply(q, k, v, sinks, seed, group, (*scalars, value_dim), lists)
     if value_dim is not None:
         out = out[..., :value_dim]
@@ -229,11 +254,13 @@ def cross_attention(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: Optional[
                     key_layout: Optional[str] = None, ring_grad_dtype: Optional[torch.dtype] = None,
                     deterministic: bool = True, return_lse: bool = False, strategy: str = "burst",
                     ulysses_size: int = 0, ranks_per_node: int = 0, backward: str = "auto",
-                    sinks: Optional[Tensor] = None,
-                    seqlen: Optional[int] = None) -> Union[Tensor, Tuple[Tensor, ...]]:
-    """Computes attention of every query of one sequence to every key of another.
+                    sinks: Optional[Tensor] = None, seqlen: Optional[int] = None, causal: bool = False,
+                    window: int = 0, cu_seqlens: Optional[Integers] = None,
+                    key_cu_seqlens: Optional[Integers] = None,
+                    slices: Optional[Slices] = None) -> Union[Tensor, Tuple[Tensor, ...]]:
+    """Computes attention of the queries of one sequence to the keys of another.
 
-    Each sequence is spread over the same ranks.
+    Each sequence is spread over the same ranks. By default every query sees every key.
 
     Args:
         q (Tensor): [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]:
@@ -242,14 +269,20 @@ def cross_attention(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: Optional[
             `key_layout` gives the rank.
         key_layout (str): default: `layout`.
         seqlen (int): the length of the queries' sequence, and a promise as in attention().
+        causal (bool): the last query is at the place of the last key, and no query sees a later key. Queries
+            before the first key get out 0 and lse -inf.
+        window (int): a query sees keys less than `window` places away, counted as for causal.
+        cu_seqlens, key_cu_seqlens (Tensor or list of int): bounds of the documents of each sequence, as in
+            attention(). Queries of a document see keys of that document only.
+        slices (list of tuples): the whole mask, as in attention().
         backward (str): "auto" sends queries or keys around, whichever are fewer bytes.
 
     For the other arguments, the results and the errors, see attention().
     """
     return _attend(q, k, v, sinks, None, return_lse, group,
-                   (False, softmax_scale, 0, layout, strategy, ring_grad_dtype, deterministic, backward,
+                   (causal, softmax_scale, window, layout, strategy, ring_grad_dtype, deterministic, backward,
                     ulysses_size, ranks_per_node, seqlen, False, 0.0, 0.0, False, True, key_layout, 0),
-                   (None, None, None, None, None))
+                   (None, cu_seqlens, None, slices, None, key_cu_seqlens))
 
 
 def ulysses_attention(q: Tensor, k: Tensor, v: Tensor,

@@ -7,8 +7,10 @@ import torch
 from . import _library, _ranks
 from ._agree import DTYPES, OF_16_BITS, agree
 from ._library import check, create, library
+from .masks import KINDS
 
 
+_DIAGONALS = {(False, False): "full", (True, False): "causal", (False, True): "inverse_causal", (True, True): "band"}
 _BYTES_A_TOKEN = 32  # about the bytes of a schedule: its positions and masks
 
 
@@ -89,9 +91,46 @@ def _schedule_of(ranks, call, attention, lengths):
         _check_lengths(ranks, "k", key_layout, keys)
         sequences.is_cross, sequences.key_seqlen = True, sum(keys)
         sequences.key_layout = key_layout.encode()
-    mask = _library.mask(call.causal, call.window, call.documents, call.spans, call.slices)
+        mask = _mask_across(call, seqlen, sum(keys))
+    else:
+        mask = _library.mask(call.causal, call.window, call.documents, call.spans, call.slices)
     return create("schedule", attention.value, ctypes.byref(sequences), ctypes.byref(mask),
                   keeps=ranks.device.handle)
+
+
+def _mask_across(call, queries, keys):
+    """Returns the mask of a sequence of queries and another one of keys, whose last tokens are at one place."""
+    if call.pairs is not None and call.pairs[1][-1] != keys:
+        raise ValueError("key_cu_seqlens ends with %d, the ranks have %d keys together" % (call.pairs[1][-1], keys))
+    if not (call.causal or call.window or call.pairs):
+        return _library.mask(False, 0, None, None, call.slices)
+    if call.slices is not None:
+        raise ValueError("slices: must be left out with causal, window or cu_seqlens, because they are the whole mask")
+    of_queries, of_keys = call.pairs or ((0, queries), (0, keys))
+    row = []
+    for begin, end, first, last in zip(of_queries, of_queries[1:], of_keys, of_keys[1:]):
+        row += _slices_across(begin, end, first, last, call.causal, call.window)
+    return _library.mask(False, 0, None, None, (row,))
+
+
+def _slices_across(begin, end, first, last, causal, window):
+    """Returns the slices in which queries [begin, end) see keys [first, last), with a window and causal or not.
+
+    Positions are counted from the last query and the last key, as in flash-attn's masks."""
+    far = end - begin + last - first
+    ahead = 0 if causal else min(window - 1, far) if window else far
+    back = min(window - 1, far) if window else far
+    moved = last - end  # query i is at the place of key i + moved
+    reaches_first, reaches_last = first - moved + back + 1, last - moved - ahead - 1  # the queries before and from
+    cuts = sorted({begin, end, *(cut for cut in (reaches_first, reaches_last) if begin < cut < end)})
+    found = []
+    for q_begin, q_end in zip(cuts, cuts[1:]):
+        low, high = q_begin >= reaches_first, q_end <= reaches_last  # whether a diagonal bounds the keys
+        k_begin = q_begin + moved - back if low else first
+        k_end = q_end + moved + ahead if high else last
+        if k_begin < k_end:
+            found.append((q_begin, q_end, k_begin, k_end, KINDS.index(_DIAGONALS[high, low])))
+    return found
 
 
 def _ready(tensor):

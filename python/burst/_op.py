@@ -11,7 +11,7 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from . import _arguments, _call, _ranks
+from . import _arguments, _call, _flops, _ranks
 from ._agree import check_sinks
 from ._cache import Bounded
 from .masks import Frozen
@@ -22,9 +22,7 @@ _TEXT_BYTES = 4 << 20
 
 def is_wanted():
     """Returns whether torch.compile or a dispatch mode looks at operators."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+    return _ranks.is_compiling() or torch.utils._python_dispatch._get_current_dispatch_mode() is not None
 
 
 class _Parsed:
@@ -227,3 +225,4 @@ def _differentiate(ctx, dout, dlse, *_):
 
 
 forward.register_autograd(_differentiate, setup_context=_keep)
+_flops.register(_parsed)

@@ -17,6 +17,8 @@ from ._types import Group
 _ATTENTIONS = 64  # objects of the library for a group, one for each set of options
 _SCHEDULES, _SCHEDULE_BYTES = 8, 8 << 20  # of a group: 8, or the number that fits in these bytes
 _AGREED_BYTES = 1 << 20
+# Whether torch.compile traces. Older versions of torch do not tell.
+is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 def _raw_stream(index):

@@ -218,7 +218,7 @@ class _Attention:
             if value:
                 raise ValueError("%s: it must be 0 in a cross-attention; got %s%s" %
                                  (name, value, masks.INSTEAD))
-        known = inspect.signature(cross_attention).parameters
+        known = set(inspect.signature(cross_attention).parameters) - {"causal", "window", "cu_seqlens", "slices"}
         for name, value in self._arguments.items():
             if name not in known:
                 raise ValueError("%s: it was registered, and a cross-attention does not have it" % name)

@@ -6,11 +6,8 @@ import warnings
 import torch
 
 from . import _agree, _ranks
+from ._ranks import is_compiling
 from .layout import positions
-
-
-# Whether torch.compile traces. Older versions of torch do not tell.
-is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 def size_of(group):

@@ -39,6 +39,11 @@ class CrossOptions(TypedDict, total=False):
     backward: str
     sinks: Optional[Tensor]
     seqlen: Optional[int]
+    causal: bool
+    window: int
+    cu_seqlens: Optional[Integers]
+    key_cu_seqlens: Optional[Integers]
+    slices: Optional[Slices]
 
 
 class Options(TypedDict, total=False):

@@ -65,7 +65,7 @@ def _varlen(layout, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, windo
     out, lse = _attend(q, k, v, None, None, True, group,
                        (causal, softmax_scale, window, layout, "burst", None, deterministic, "auto", 0, 0, None,
                         False, 0.0, dropout_p, False, False, None, size),
-                       (None, cu_seqlens, None, None, alibi_slopes))
+                       (None, cu_seqlens, None, None, alibi_slopes, None))
     return (out, lse, None) if return_attn_probs else out
 
 

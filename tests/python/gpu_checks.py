@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 import burst
+from burst import flash_attn
+from flash_attn_test import by_definition, of_documents, shown
 from harness import normal
 
 
@@ -84,7 +86,7 @@ def parity(device, group):
     """Checks relative errors in the norm. In bf16 and fp16 they are at most 1.25 times those of a naive
     computation; in float32 at most 1e-5, in double 1e-12."""
     checked, worst = 0, 0.0
-    for dtype, seqlen, head_dims in ((torch.bfloat16, 509, (128, 64)), (torch.float16, 509, (128,)),
+    for dtype, seqlen, head_dims in ((torch.bfloat16, 509, (128, 64)), (torch.float16, 509, (128, 36)),
                                      (torch.float32, 200, (32,)), (torch.float64, 200, (32,))):
         for head_dim in head_dims:
             for kv_heads in (4, 2):
@@ -156,6 +158,34 @@ def changed_scores(device, group):
     else:
         raise AssertionError("fp8 with softcap was not refused")
     return "%d cases; the largest error is %.2f of its bound" % (checked, worst)
+
+
+def more_keys(device, group):
+    """Queries and keys of different numbers, with flash-attn's arguments, have the bounds of parity()."""
+    worst = 0.0
+    for dtype in (torch.bfloat16, torch.float32):
+        for bounds, keys, causal, window in ((None, None, True, (-1, -1)), (None, None, False, (60, 60)),
+                                             ([0, 100, 300], [0, 333, 513], True, (64, 0))):
+            whole = [normal(name, 1, n, heads, 72).to(device).to(dtype) for name, n, heads in (
+                ("q", 300, 4), ("k", 513, 2), ("v", 513, 2))]
+            mask = shown(300, 513, causal, window) if bounds is None else of_documents(bounds, keys, causal, window)
+            results = []
+            for kind in (torch.float64, dtype, None):
+                inputs = [x.to(kind or dtype).requires_grad_() for x in whole]
+                if kind is not None:
+                    out = by_definition(*inputs, mask.to(device))[0]
+                elif bounds is None:
+                    out = flash_attn.flash_attn_func(*inputs, causal=causal, window_size=window)
+                else:
+                    bounds_of_both = (torch.tensor(x, dtype=torch.int32, device=device) for x in (bounds, keys))
+                    out = flash_attn.flash_attn_varlen_func(*(x[0] for x in inputs), *bounds_of_both, 300, 513,
+                                                            causal=causal, window_size=window)[None]
+                results.append([out.detach(), *torch.autograd.grad(out.double().sin().sum(), inputs)])
+            for want, plain, have in zip(*results):
+                bound = 1e-5 if dtype == torch.float32 else 1.25 * error(plain, want) + 1e-6
+                worst = max(worst, error(have, want) / bound)
+                assert error(have, want) <= bound, (error(have, want), bound, dtype, bounds, window)
+    return "the largest error is %.2f of its bound" % worst
 
 
 def bits(device, group):
@@ -318,7 +348,7 @@ def main():
     if "--lose" in sys.argv:
         lost(device, group)
     failed = False
-    for check in (parity, changed_scores, bits, fp8, compiled, one_nccl, memory, refused_capture,
+    for check in (parity, changed_scores, more_keys, bits, fp8, compiled, one_nccl, memory, refused_capture,
                   changing_scales, out_of_memory):
         begin = time.monotonic()
         try:

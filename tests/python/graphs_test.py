@@ -275,7 +275,7 @@ def checked_by_torch(rank, group):
     for change, seed in ((dict(), None), (dict(dropout_p=0.5), torch.tensor([5])), (dict(return_max_logit=True), None)):
         values = {**given, **change}
         text = _op.arguments_text(group, *map(values.get, _arguments.SCALARS), None, {"tensor": 0}, None, None,
-                                  None)
+                                  None, None)
         inputs = [normal(name, 1, 6, 2, 8).requires_grad_() for name in "qkv"]
         for sinks in (None, normal("s", 2).requires_grad_()):
             torch.library.opcheck(torch.ops.burst.forward.default,
