@@ -1,6 +1,6 @@
 """make_wheel.py OUT.whl LICENSE FILE...: packs the package and its library into a wheel.
 
-The wheel holds the files of the folder burst. Equal files give equal bytes.
+The distribution is burst-attention, because PyPI's burst is another project; the module is burst. The wheel holds the files of the folder burst. Equal files give equal bytes.
 """
 
 import base64
@@ -13,17 +13,42 @@ import zipfile
 NAME = "burst_attention"
 TAG = "py3-none-manylinux_2_34_x86_64"  # what the library asks of glibc: //tests/c:library_test
 
-METADATA = """Metadata-Version: 2.1
+METADATA = """Metadata-Version: 2.4
 Name: burst-attention
 Version: {version}
 Summary: Exact attention over sequences that are spread over ranks: BurstAttention for PyTorch
-License: Apache-2.0
+Author: The Burst authors
+License-Expression: Apache-2.0
+License-File: LICENSE
+Project-URL: Paper, https://arxiv.org/abs/2403.09347
+Keywords: attention,context parallelism,sequence parallelism,long context,ring attention,flash attention
+Classifier: Development Status :: 4 - Beta
+Classifier: Environment :: GPU :: NVIDIA CUDA
+Classifier: Intended Audience :: Developers
+Classifier: Intended Audience :: Science/Research
+Classifier: Operating System :: POSIX :: Linux
+Classifier: Programming Language :: C++
+Classifier: Programming Language :: Python :: 3
+Classifier: Topic :: Scientific/Engineering :: Artificial Intelligence
+Classifier: Typing :: Typed
 Requires-Python: >=3.9
-Description-Content-Type: text/plain
+Requires-Dist: torch>=1.13
+Provides-Extra: transformers
+Requires-Dist: transformers>=4.53; extra == 'transformers'
+Description-Content-Type: text/markdown
 
-burst.attention(q, k, v, group=...) computes exact attention over a sequence whose tokens are spread
-over the ranks of a torch.distributed group. It needs torch >= 1.13, and NCCL, torch's own, for
-several GPUs.
+`burst.attention(q, k, v, group=...)` computes exact attention over a sequence whose tokens are spread over the ranks
+of a torch.distributed group. The module is named `burst`.
+
+    import burst, torch, torch.distributed as dist     # torchrun --nproc_per_node=4 FILE.py
+    dist.init_process_group()
+    group = dist.group.WORLD
+    q, k, v = (burst.shard(torch.randn(1, 4096, 8, 64), dim=1, group=group) for _ in range(3))
+    out = burst.attention(q, k, v, causal=True, group=group)
+
+`torchrun --nproc_per_node=4 -m burst` prints versions and tests attention over the ranks. The wheel is for Linux on
+x86-64 (AVX2) with glibc 2.34 or newer. NCCL, for several GPUs, is torch's own. To build it from source: a machine
+that README.md names, `third_party/install.sh`, then `pip install .`, which calls Bazel.
 """
 
 WHEEL = """Wheel-Version: 1.0
@@ -46,7 +71,7 @@ def main(out, license_file, *files):
     version = version_of(sources)
     info = "%s-%s.dist-info/" % (NAME, version)
     with open(license_file, "rb") as file:
-        sources.append((info + "LICENSE", file.read()))
+        sources.append((info + "licenses/LICENSE", file.read()))
     sources.append((info + "METADATA", METADATA.format(version=version).encode()))
     sources.append((info + "WHEEL", WHEEL.format(tag=TAG).encode()))
     record = ""
