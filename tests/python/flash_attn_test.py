@@ -1,6 +1,6 @@
 """Tests burst.flash_attn and what it rests on against attention by the definition, in double.
 
-More or fewer keys than queries, documents of two sequences, padded head_dims; FLOP formulas; torch.func is refused."""
+More or fewer keys than queries, documents of two sequences, padded head_dims, FLOP formulas. torch.func is refused."""
 
 import functools
 import inspect
