@@ -23,8 +23,9 @@ Variable Reshape(Tape& tape, const Variable& x, const Shape& shape) {
 FeedForward::FeedForward(const LayerScope& scope)
     : gated_(scope.config.family == Family::kLlama),
       first_(scope, gated_ ? "ffn.gate_up" : "ffn.up",
-             std::vector<int64_t>(gated_ ? 2 : 1, scope.config.ffn), 1, scope.config.has_biases()),
-      down_(scope, "ffn.down", scope.config.ffn, 1) {}
+             std::vector<int64_t>(gated_ ? 2 : 1, scope.config.ffn), 1,
+             scope.config.has_ffn_bias()),
+      down_(scope, "ffn.down", scope.config.ffn, 1, scope.config.has_ffn_bias()) {}
 
 Variable FeedForward::Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
                               ResultUse use) const {
@@ -36,8 +37,8 @@ Variable FeedForward::Forward(const ForwardPass& pass, const Variable& x, const 
         return pass->parallel->ColumnParallel(
             pass.tape, pass->shard, x,
             [&](const Variable& all, const std::function<void()>& dx_done) {
-              return gated_ ? SwiGluMlp(pass.tape, all, first.weight, down.weight, down_bias,
-                                        addend, dx_done, use, precision)
+              return gated_ ? SwiGluMlp(pass.tape, all, first.weight, first.bias, down.weight,
+                                        down_bias, addend, dx_done, use, precision)
                             : GeluMlp(pass.tape, all, first.weight, first.bias, down.weight,
                                       down_bias, addend, dx_done, use, precision);
             });
@@ -59,9 +60,9 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation ro
       kv_heads_(scope.parallel.LocalCount(scope.config.kv_heads)),
       qkv_(scope, "attention.qkv",
            {scope.config.heads, scope.config.kv_heads, scope.config.kv_heads}, head_dim_,
-           scope.config.has_biases() || scope.config.qkv_bias),
+           scope.config.has_qkv_bias()),
       norm_eps_(scope.config.norm_eps),
-      out_(scope, "attention.out", scope.config.heads, head_dim_) {
+      out_(scope, "attention.out", scope.config.heads, head_dim_, scope.config.has_out_bias()) {
   if (scope.config.attention_sinks) {
     const ParameterSharding by_heads = scope.parallel.Sharded(/*axis=*/0, {scope.config.heads}, 1);
     scope.Add("attention.sinks", {scope.config.heads}, 0, 0, false, by_heads, &sinks_);

@@ -31,6 +31,8 @@ void VisitFields(Config& config, Visitor visit) {
   visit("attention_softcap", config.attention_softcap);
   visit("attention_sinks", config.attention_sinks);
   visit("qkv_bias", config.qkv_bias);
+  visit("attention_out_bias", config.attention_out_bias);
+  visit("ffn_bias", config.ffn_bias);
   visit("qk_norm", config.qk_norm);
   visit("rope_theta", config.rope_theta);
   visit("rope_scaling", config.rope_scaling);
@@ -233,8 +235,11 @@ absl::Status ModelConfig::Validate() const {
                    "even, because RoPE turns pairs of channels");
   }
   if (family == Family::kGpt2) {
-    if (qkv_bias)
-      return Invalid("qkv_bias", "true", "false for gpt2, whose layers all have biases");
+    for (const auto& [key, value] : {std::make_pair("qkv_bias", qkv_bias),
+                                     std::make_pair("attention_out_bias", attention_out_bias),
+                                     std::make_pair("ffn_bias", ffn_bias)}) {
+      if (value) return Invalid(key, "true", "false for gpt2, whose layers all have biases");
+    }
     if (qk_norm) return Invalid("qk_norm", "true", "false for gpt2");
     if (rope_scaling.kind != RopeScaling::Kind::kNone) {
       return Invalid("rope_scaling", Name(rope_scaling.kind), "none for gpt2, which has no RoPE");

@@ -40,8 +40,10 @@ struct ModelConfig {
   // A learned logit of each query head takes part in attention's softmax and has no value: a head
   // may attend to nothing (gpt-oss, arXiv 2508.10925).
   bool attention_sinks = false;
-  bool qkv_bias = false;  // llama: biases of the projections to queries, keys and values
-  bool qk_norm = false;   // llama: RMSNorm of each query's and key's head before RoPE
+  bool qkv_bias = false;            // llama: biases of the projections to queries, keys and values
+  bool attention_out_bias = false;  // llama: a bias of the projection after attention
+  bool ffn_bias = false;            // llama: biases of gate, up and down
+  bool qk_norm = false;             // llama: RMSNorm of each query's and key's head before RoPE
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   double norm_eps = 1e-5;
@@ -51,7 +53,10 @@ struct ModelConfig {
   // width 128, ends at a validation loss of 1.76; with GPT-2's 0.02 it ends at 1.89.)
   double init_std = 0;
 
-  bool has_biases() const { return family == Family::kGpt2; }      // in all linear layers
+  // Which linear layers have biases; gpt2's all do.
+  bool has_qkv_bias() const { return family == Family::kGpt2 || qkv_bias; }
+  bool has_out_bias() const { return family == Family::kGpt2 || attention_out_bias; }
+  bool has_ffn_bias() const { return family == Family::kGpt2 || ffn_bias; }
   int64_t attention_channels() const { return heads * head_dim; }  // needs WithDefaults
 
   // InvalidArgument naming the field, its value and what would be valid. `vocab` and `context` may

@@ -95,11 +95,11 @@ Variable ColumnParallelLinear::Forward(const ForwardPass& pass, const Variable& 
 }
 
 RowParallelLinear::RowParallelLinear(const LayerScope& scope, const std::string& name,
-                                     int64_t count, int64_t unit) {
+                                     int64_t count, int64_t unit, bool has_bias) {
   const double init_std = scope.config.init_std / std::sqrt(2.0 * scope.config.layers);
   AddLinear(scope, name, scope.config.width, count * unit, init_std,
             scope.parallel.Sharded(/*axis=*/1, {count}, unit), scope.parallel.Replicated(),
-            scope.config.has_biases(), &parameters_);
+            has_bias, &parameters_);
 }
 
 Variable RowParallelLinear::Forward(const ForwardPass& pass, const Variable& x,

@@ -161,7 +161,8 @@ class RowParallelLinear {
  public:
   // The input is `count` heads (or channels, with `unit` 1) of `unit` channels each, sharded
   // equally over the ranks; the output has config.width channels. The bias is replicated.
-  RowParallelLinear(const LayerScope& scope, const std::string& name, int64_t count, int64_t unit);
+  RowParallelLinear(const LayerScope& scope, const std::string& name, int64_t count, int64_t unit,
+                    bool has_bias);
 
   // x: [batch, all tokens, this rank's channels].
   // residual (may be undefined) and result: [batch, length, width].

@@ -126,17 +126,18 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
   return Linear(tape, hidden, down, down_bias, residual, nullptr, use, precision);
 }
 
-Variable SwiGluMlp(Tape& tape, const Variable& x, const Variable& gate_up, const Variable& down,
-                   const Variable& down_bias, const Variable& residual,
-                   const std::function<void()>& dx_done, ResultUse use, LinearPrecision precision) {
-  if (precision == LinearPrecision::kFloat8 && x.value().numel() > 0) {
+Variable SwiGluMlp(Tape& tape, const Variable& x, const Variable& gate_up,
+                   const Variable& gate_up_bias, const Variable& down, const Variable& down_bias,
+                   const Variable& residual, const std::function<void()>& dx_done, ResultUse use,
+                   LinearPrecision precision) {
+  if (precision == LinearPrecision::kFloat8 && !gate_up_bias.defined() && x.value().numel() > 0) {
     Shape shape = x.shape();
     shape.back() = down.value().dim(0);
     return cuda::SwiGluMlpInFloat8(tape, x, gate_up, down, down_bias, residual, shape, dx_done,
                                    use);
   }
-  const Variable hidden =
-      SwiGlu(tape, Linear(tape, x, gate_up, {}, {}, dx_done, ResultUse::kRead, precision));
+  const Variable hidden = SwiGlu(
+      tape, Linear(tape, x, gate_up, gate_up_bias, {}, dx_done, ResultUse::kRead, precision));
   return Linear(tape, hidden, down, down_bias, residual, nullptr, use, precision);
 }
 

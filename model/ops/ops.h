@@ -72,12 +72,15 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
                  LinearPrecision precision = LinearPrecision::kTensors);
 
 // The feed-forward of Llama: y = h down^T + down_bias + residual, with h = silu(gate) up and
-// [gate, up] = x gate_up^T. One op, so that in float8 h and the gradient of gate_up are rounded by
-// the kernels that compute them, and only gate_up is kept for the backward.
-// x: [..., width]. gate_up: [2 ffn, width]. down: [width, ffn]. The others as for GeluMlp.
-Variable SwiGluMlp(Tape& tape, const Variable& x, const Variable& gate_up, const Variable& down,
-                   const Variable& down_bias, const Variable& residual = {},
-                   const std::function<void()>& dx_done = nullptr, ResultUse use = ResultUse::kRead,
+// [gate, up] = x gate_up^T + gate_up_bias. One op, so that in float8 without gate_up_bias h and the
+// gradient of gate_up are rounded by the kernels that compute them. Only gate_up is then kept for
+// the backward.
+// x: [..., width]. gate_up: [2 ffn, width]. gate_up_bias: [2 ffn] or undefined. down: [width, ffn].
+// The others as for GeluMlp.
+Variable SwiGluMlp(Tape& tape, const Variable& x, const Variable& gate_up,
+                   const Variable& gate_up_bias, const Variable& down, const Variable& down_bias,
+                   const Variable& residual = {}, const std::function<void()>& dx_done = nullptr,
+                   ResultUse use = ResultUse::kRead,
                    LinearPrecision precision = LinearPrecision::kTensors);
 
 // y = those rows of x, one range behind the other. For a parameter that several ops use in parts:

@@ -53,12 +53,14 @@ _YARN = dict(rope_type="yarn", factor=4.0, beta_fast=2.0, original_max_position_
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(**_COMMON),
+    "llama_biases": transformers.LlamaConfig(**_COMMON, attention_bias=True, mlp_bias=True),
     "llama3": transformers.LlamaConfig(**_COMMON, rope_theta=50.0, rope_scaling=_LLAMA3),
     "mistral": transformers.MistralConfig(**_COMMON, sliding_window=5, head_dim=6),
     "qwen2": transformers.Qwen2Config(**{**_COMMON, "tie_word_embeddings": True}),
     "qwen3": transformers.Qwen3Config(
         **_COMMON, head_dim=8, rope_theta=50.0, rope_scaling=_YARN
     ),
+    "qwen3_biases": transformers.Qwen3Config(**_COMMON, head_dim=4, attention_bias=True),
     "gpt2": transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=2, n_head=3),
 }
 

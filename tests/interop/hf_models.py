@@ -35,6 +35,7 @@ CONFIGS = {
     "llama-tied": lambda: _llama(tie_word_embeddings=True, rope_theta=500000.0),
     "llama-head_dim": lambda: _llama(head_dim=20),
     "llama-full_heads": lambda: _llama(num_key_value_heads=6, rms_norm_eps=1e-3),
+    "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
     "llama-linear": lambda: _llama(**_rope("linear", factor=2.5)),
     "llama-llama3": lambda: _llama(
         **_rope(
@@ -73,6 +74,9 @@ CONFIGS = {
     "qwen2-tied": lambda: transformers.Qwen2Config(**{**_QWEN2, "tie_word_embeddings": True}),
     "qwen2-window": lambda: transformers.Qwen2Config(**{**_QWEN2, **_WINDOW}),
     "qwen3": lambda: transformers.Qwen3Config(**{**_COMMON, "head_dim": 16}),
+    "qwen3-biases": lambda: transformers.Qwen3Config(
+        **{**_COMMON, "head_dim": 8, "attention_bias": True}
+    ),
     "qwen3-tied": lambda: transformers.Qwen3Config(
         **{**_COMMON, "head_dim": 4, "tie_word_embeddings": True, **_rope("yarn", **_YARN)}
     ),

@@ -45,7 +45,7 @@ TEST(ModelConfig, ReadsEveryField) {
           "vocab": 100, "context": 7, "tied_embeddings": true, "dropout": 0.25,
           "attention_dropout": 0.125, "attention_softcap": 50, "attention_sinks": true,
           "rope_theta": 500000, "norm_eps": 1e-6, "init_std": 0.03, "head_dim": 10,
-          "qkv_bias": true, "qk_norm": true,
+          "qkv_bias": true, "attention_out_bias": true, "ffn_bias": true, "qk_norm": true,
           "rope_scaling": {"kind": "llama3", "factor": 8, "first_context": 8192, "low": 2}})");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->family, Family::kLlama);
@@ -66,6 +66,8 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_EQ(config->init_std, 0.03);
   EXPECT_EQ(config->head_dim, 10);
   EXPECT_TRUE(config->qkv_bias);
+  EXPECT_TRUE(config->attention_out_bias);
+  EXPECT_TRUE(config->ffn_bias);
   EXPECT_TRUE(config->qk_norm);
   EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kLlama3);
   EXPECT_EQ(config->rope_scaling.factor, 8);
@@ -123,6 +125,7 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
            {R"({"layers": 2, "width": 16, "heads": 3, "head_dim": 5})", "head_dim: must be", "even",
             "; got 5"},
            {With(R"("qkv_bias": true)"), "qkv_bias: must be", "gpt2", "; got true"},
+           {With(R"("ffn_bias": true)"), "ffn_bias: must be", "gpt2", "; got true"},
            {With(R"("qk_norm": true)"), "qk_norm: must be", "gpt2", "; got true"},
            {With(R"("rope_scaling": 8)"), "rope_scaling: must be", "object", "; got 8"},
            {With(R"("rope_scaling": {"kind": "linear", "factor": 2})"), "rope_scaling", "gpt2"},

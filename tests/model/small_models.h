@@ -33,11 +33,11 @@ inline ModelConfig SmallLlama(bool tied) {
 }
 
 // Returns a model with the features of Qwen3 and Qwen2 together: wide heads, biases and
-// normalization of queries and keys, scaled RoPE.
+// normalization of queries and keys, scaled RoPE. It also has all biases of Llama.
 inline ModelConfig SmallQwen(bool tied = false) {
   ModelConfig config = SmallLlama(tied);
   config.head_dim = 6;
-  config.qkv_bias = true;
+  config.qkv_bias = config.attention_out_bias = config.ffn_bias = true;
   config.qk_norm = true;
   config.rope_theta = 100;
   config.rope_scaling.kind = RopeScaling::Kind::kYarn;

@@ -149,10 +149,12 @@ TEST(HuggingFaceConfig, ErrorsNameTheField) {
             "LlamaForCausalLM"},
            {With(kLlama31, "quantization_config", Json::object()),
             "quantization_config.quant_method is \"\"", "fp8"},
-           {With(kLlama31, "sliding_window", 4096), "sliding_window", "not supported"},
-           {With(kLlama31, "num_experts", nullptr), "num_experts", "not supported"},
-           {With(kLlama31, "attention_bias", true), "attention_bias is true", "false"},
-           {With(kLlama31, "mlp_bias", true), "mlp_bias is true", "false"},
+           {With(kLlama31, "sliding_window", 4096), "sliding_window is 4096", "null"},
+           {With(kLlama31, "num_experts", nullptr), "num_experts", "--ignore_fields=num_experts"},
+           {With(kLlama31, "attention_bias", 1), "attention_bias is 1", "true or false"},
+           {With(kQwen, "attention_bias", true), "attention_bias is true", "false"},
+           {With(kQwen, "mlp_bias", true), "mlp_bias is true", "false"},
+           {With(kLlama31, "rope_interleaved", true), "rope_interleaved is true", "false"},
            {With(kLlama31, "hidden_act", "gelu"), "hidden_act is \"gelu\"", "silu"},
            {With(kLlama31, "partial_rotary_factor", 0.5), "partial_rotary_factor is 0.5", "1.0"},
            {With(kLlama31, "head_dim", 63), "head_dim: must be even", "; got 63"},
@@ -195,6 +197,43 @@ TEST(HuggingFaceConfig, ErrorsNameTheField) {
   }
 }
 
+// Files of the hub have fields of other programs, also within an object.
+TEST(HuggingFaceConfig, FieldsThatChangeNothing) {
+  const ModelConfig expected = ParseHuggingFaceConfig(kLlama31)->model;
+  Json config = Json::parse(kLlama31);
+  config.update(Json{{"is_llama_config", true},
+                     {"transformers.js_config", {{"dtype", "q4"}}},
+                     {"unsloth_fixed", true},
+                     {"do_sample", true},
+                     {"temperature", 0.6},
+                     {"max_length", 4096},
+                     {"rope_interleaved", false},
+                     {"sliding_window", nullptr},
+                     {"tie_encoder_decoder", false}});
+  config["rope_scaling"]["finetuned"] = true;
+  const auto read = ParseHuggingFaceConfig(config.dump());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(ModelDifference(read->model, expected), "");
+}
+
+TEST(HuggingFaceConfig, FieldsThatAreIgnored) {
+  Json config = Json::parse(kLlama31);
+  config["mystery"] = 7;
+  config["rope_scaling"]["secret"] = 1;
+  config["a.b"] = 1;
+  const std::string json = config.dump();
+  EXPECT_FALSE(ParseHuggingFaceConfig(json).ok());
+  const auto without = WithoutFields(json, {"mystery", "rope_scaling.secret", "a.b"});
+  ASSERT_TRUE(without.ok()) << without.status();
+  const auto read = ParseHuggingFaceConfig(*without);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(ModelDifference(read->model, ParseHuggingFaceConfig(kLlama31)->model), "");
+  for (const char* other : {"mystry", "rope_scaling.factr", "mystery.a", ""}) {
+    EXPECT_THAT(std::string(WithoutFields(json, {other}).status().message()),
+                HasSubstr(std::string("got '") + other + "'"));
+  }
+}
+
 void ExpectWritten(const HuggingFaceConfig& config) {
   const auto json = MakeHuggingFaceConfig(config);
   ASSERT_TRUE(json.ok()) << json.status();
@@ -234,7 +273,11 @@ TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
   auto config = *ParseHuggingFaceConfig(kQwen);
   config.model.qk_norm = true;
   EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
-              HasSubstr("qkv_bias and qk_norm"));
+              HasSubstr("qkv_bias and qk_norm without attention_out_bias"));
+  config = *ParseHuggingFaceConfig(kLlama31);
+  config.model.attention_out_bias = true;
+  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
+              HasSubstr("attention_out_bias without qkv_bias"));
   config = *ParseHuggingFaceConfig(kGpt2);
   config.model.kv_heads = 4;
   EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 #include "burst/base/version.h"
@@ -68,6 +69,10 @@ absl::StatusOr<CommChoice> ParseComm(absl::string_view text) { return ParseName(
 
 absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
   return ParseName(text, kPrecisions);
+}
+
+std::vector<std::string> IgnoredFields(const TrainConfig& config) {
+  return absl::StrSplit(config.ignore_fields, ',', absl::SkipEmpty());
 }
 
 absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {

@@ -112,6 +112,11 @@ struct TrainConfig : PlainOptions {
   double attention_dropout = -1;     // -1: the model's
   double attention_softcap = -1;     // 0: none; -1: the model's
   bool attention_sinks = false;      // true: also where the model's JSON or preset has none
+  double rope_theta = -1;            // -1: the model's
+  double yarn_factor = -1;           // -1: the model's RoPE
+  int64_t yarn_context = -1;         // -1: the model's context
+  int64_t vocab = -1;                // -1: the model's
+  std::string ignore_fields;         // of config.json, separated by commas
   int64_t window = -1;               // 0: none; -1: the model's
 
   double lr = 2e-3;
@@ -137,6 +142,9 @@ struct TrainConfig : PlainOptions {
   std::string profile_steps;  // "FIRST-LAST" or "STEP"; empty: none
   int64_t sample = -1;        // tokens at the end; -1: 256 for text, 0 for shards
 };
+
+// Returns the names in --ignore_fields.
+std::vector<std::string> IgnoredFields(const TrainConfig& config);
 
 // Returns the table of options, with a row for each field of `config`.
 OptionTable TrainOptions(TrainConfig* config);

@@ -171,10 +171,70 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Pretrained> FindPretrainedOption(const std::string& folder) {
-  absl::StatusOr<Pretrained> found = FindPretrained(folder);
+absl::StatusOr<Pretrained> FindPretrainedOption(const std::string& folder, const TrainConfig& c) {
+  absl::StatusOr<Pretrained> found = FindPretrained(folder, IgnoredFields(c));
   if (found.ok()) return found;
   return InvalidOption("model", found.status().message());
+}
+
+// Changes RoPE as --model.rope_theta, --model.yarn_factor and --model.yarn_context say.
+absl::Status OverrideRope(const TrainConfig& c, ModelConfig* model) {
+  if (c.yarn_context != -1 && c.yarn_factor == -1) {
+    return InvalidOption("model.yarn_context", "must be -1 without --model.yarn_factor; got ",
+                         c.yarn_context, "; give both");
+  }
+  if (model->family == Family::kGpt2 && (c.rope_theta != -1 || c.yarn_factor != -1)) {
+    return InvalidOption(c.rope_theta != -1 ? "model.rope_theta" : "model.yarn_factor",
+                         "must be -1 for a gpt2 model, which has no RoPE; leave it out");
+  }
+  if (c.rope_theta != -1) model->rope_theta = c.rope_theta;
+  if (c.yarn_factor == -1) return absl::OkStatus();
+  RopeScaling yarn;
+  yarn.kind = RopeScaling::Kind::kYarn;
+  yarn.factor = c.yarn_factor;
+  const int64_t before = model->rope_scaling.first_context;
+  yarn.first_context = c.yarn_context != -1 ? c.yarn_context : before > 0 ? before : model->context;
+  if (yarn.first_context == 0) {
+    return InvalidOption("model.yarn_context", "must be the context that --model was made for, ",
+                         "which it does not say; got -1; give it");
+  }
+  const double longer = c.yarn_factor * static_cast<double>(yarn.first_context);
+  model->rope_scaling = yarn;
+  model->context =
+      std::max(model->context, static_cast<int64_t>(std::min<double>(longer, 1ull << 30)));
+  return absl::OkStatus();
+}
+
+// Enlarges the vocabulary as --model.vocab says.
+absl::Status OverrideVocab(const TrainConfig& c, const std::optional<Pretrained>& pretrained,
+                           ModelConfig* model) {
+  if (c.vocab == -1 || c.vocab == model->vocab) return absl::OkStatus();
+  if (c.vocab < model->vocab) {
+    return InvalidOption("model.vocab", "must be at least the ", model->vocab,
+                         " tokens of --model; got ", c.vocab, "; give more, or leave it out");
+  }
+  if (pretrained.has_value() && pretrained->kind == Pretrained::Kind::kCheckpoint) {
+    return InvalidOption("model.vocab", "must be the ", model->vocab,
+                         " tokens of the checkpoint in --model; got ", c.vocab,
+                         "; export it, and give the Hugging Face directory as --model");
+  }
+  model->vocab = c.vocab;
+  return absl::OkStatus();
+}
+
+// Sets dropout, softcap and sinks as the options say, and checks the model.
+absl::Status OverrideAttention(const TrainConfig& c, const std::string& name, bool has_weights,
+                               ModelConfig* model) {
+  if (c.dropout != -1) model->dropout = c.dropout;
+  if (c.attention_dropout != -1) model->attention_dropout = c.attention_dropout;
+  if (c.attention_softcap != -1) model->attention_softcap = c.attention_softcap;
+  if (c.attention_sinks && !model->attention_sinks && has_weights) {
+    return InvalidOption("model.attention_sinks", "must be false for the weights of --model=", name,
+                         ", which have no sinks; got true; leave it out");
+  }
+  if (c.attention_sinks) model->attention_sinks = true;
+  const absl::Status valid = model->Validate();
+  return valid.ok() ? valid : InvalidOption("model", valid.message());
 }
 
 // Reads the model that c->model names. The content of a file replaces its name, so that the
@@ -193,7 +253,7 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
     std::filesystem::path path = c->model;
     if (!path.has_filename()) path = path.parent_path();  // FOLDER/
     *name = path.filename().string();
-    BURST_ASSIGN_OR_RETURN(*pretrained, FindPretrainedOption(path.string()));
+    BURST_ASSIGN_OR_RETURN(*pretrained, FindPretrainedOption(path.string(), *c));
     model = (*pretrained)->model;
   } else if (c->resume && c->model[0] == '/' && !std::filesystem::exists(c->model, error) &&
              HoldsCheckpoints(ResolvePath(c->out))) {
@@ -220,17 +280,15 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
     model = ModelPreset(c->model);
   }
   if (!model.ok()) return InvalidOption("model", model.status().message());
-  if (c->dropout != -1) model->dropout = c->dropout;
-  if (c->attention_dropout != -1) model->attention_dropout = c->attention_dropout;
-  if (c->attention_softcap != -1) model->attention_softcap = c->attention_softcap;
-  if (c->attention_sinks && !model->attention_sinks && pretrained->has_value()) {
-    return InvalidOption("model.attention_sinks",
-                         "must be false for the weights of --model=", *name,
-                         ", which have no sinks; got true; leave it out");
+  if (!c->ignore_fields.empty() && !pretrained->has_value() && lost_folder->empty()) {
+    return InvalidOption("ignore_fields", "must be empty unless --model is a Hugging Face ",
+                         "directory; got ", c->ignore_fields, "; leave it out");
   }
-  if (c->attention_sinks) model->attention_sinks = true;
-  const absl::Status valid = model->Validate();
-  if (!valid.ok()) return InvalidOption("model", valid.message());
+  if (lost_folder->empty()) {  // else the checkpoint has the changed model
+    BURST_RETURN_IF_ERROR(OverrideRope(*c, &*model));
+    BURST_RETURN_IF_ERROR(OverrideVocab(*c, *pretrained, &*model));
+  }
+  BURST_RETURN_IF_ERROR(OverrideAttention(*c, *name, pretrained->has_value(), &*model));
   if (model->family == Family::kGpt2) {
     if (model->context == 0) model->context = c->seqlen;
     if (c->seqlen > model->context) {

@@ -73,6 +73,30 @@ void AddModelOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Add a learned logit of each query head to the softmax of attention. false: as the "
           "model says.");
+  t->Add("model.rope_theta", &c->rope_theta)
+      .Min(1)
+      .Or(-1)
+      .Help("Set the base of RoPE's angles. -1: as the model says.");
+  t->Add("model.yarn_factor", &c->yarn_factor)
+      .Min(1)
+      .Max(1e6)
+      .Or(-1)
+      .Help("Scale RoPE by YaRN for contexts F times as long. -1: as the model says.");
+  t->Add("model.yarn_context", &c->yarn_context)
+      .Min(1)
+      .Or(-1)
+      .Unit("tokens")
+      .Help("Count --model.yarn_factor from contexts of N tokens. -1: from the model's.");
+  t->Add("model.vocab", &c->vocab)
+      .Min(1)
+      .Or(-1)
+      .Unit("tokens")
+      .Help(
+          "Enlarge the vocabulary of a model with weights; each new row is the mean of the old "
+          "ones. -1: as the model says.");
+  t->Add("ignore_fields", &c->ignore_fields)
+      .MayChange()
+      .Help("Read config.json of --model without these fields, separated by commas.");
   // A file of an earlier version, or a run's config.json, may name these options.
   for (const char* key : {"dropout", "attention_dropout", "attention_softcap", "attention_sinks"}) {
     t->Renamed(key, absl::StrCat("model.", key));

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "burst/base/json.h"
 #include "burst/base/status.h"
 
@@ -15,26 +17,65 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Returns the fields that change no result of a model. They say what tokens are for, or how other
-// programs run or train it.
-const std::set<std::string>& WithoutInfluence() {
-  static const auto* fields = new std::set<std::string>{
-      "_name_or_path", "_attn_implementation_autoset", "transformers_version", "tokenizer_class",
-      "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "id2label",
-      "label2id", "problem_type", "task_specific_params", "prefix", "use_cache", "return_dict",
-      "output_attentions", "output_hidden_states", "torchscript", "gradient_checkpointing",
-      "chunk_size_feed_forward",
-      // Slices of GEMMs do not change the sum.
-      "pretraining_tp",
-      // Dropout is for training; here --model.dropout and --model.attention_dropout set it.
-      "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout",
-      "initializer_range",
-      // These fields are for a classifier on top of GPT-2.
-      "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-      // In GPT-2 this is another name of n_positions.
-      "n_ctx"};
-  return *fields;
-}
+// Fields that change no result, whatever their value. They say what tokens are for, or how other
+// programs run, train or sample from the model. "OBJECT.FIELD" is a field within an object.
+constexpr absl::string_view kWithoutInfluence[] = {
+    "_name_or_path", "_attn_implementation_autoset", "_attn_implementation", "attn_implementation",
+    "_commit_hash", "_flash_attn_2_enabled", "transformers_version", "transformers.js_config",
+    "auto_map", "tokenizer_class", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
+    "sep_token_id", "decoder_start_token_id", "id2label", "label2id", "num_labels", "problem_type",
+    "finetuning_task", "task_specific_params", "prefix", "use_cache", "cache_implementation",
+    "hybrid_cache", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
+    "tf_legacy_loss", "use_bfloat16", "gradient_checkpointing", "chunk_size_feed_forward",
+    "remove_invalid_values", "max_sequence_length", "model_max_length",
+    // Slices of GEMMs do not change the sum.
+    "pretraining_tp",
+    // Marks of the programs that made the file.
+    "is_llama_config", "unsloth_fixed", "unsloth_version",
+    // Settings of sampling, which older versions saved here; generation_config.json has them now.
+    "do_sample", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+    "length_penalty", "diversity_penalty", "num_beams", "num_beam_groups", "num_return_sequences",
+    "early_stopping", "max_length", "min_length", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
+    "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty",
+    "output_scores", "return_dict_in_generate",
+    // Dropout is for training; here --model.dropout and --model.attention_dropout set it.
+    "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout",
+    "residual_dropout", "summary_first_dropout", "initializer_range",
+    // These fields are for a classifier on top of GPT-2.
+    "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+    // In GPT-2 this is another name of n_positions.
+    "n_ctx",
+    // Whether weights were trained with the scaling or not, they are read with it.
+    "rope_scaling.finetuned", "rope_parameters.finetuned",
+    // The float8 weights are known by their dtype.
+    "quantization_config.modules_to_not_convert", "quantization_config.dequantize",
+    "quantization_config.scale_fmt"};
+
+// Fields that change no result as long as they have this value, as JSON.
+constexpr struct {
+  absl::string_view field, value;
+} kHarmlessValues[] = {{"is_encoder_decoder", "false"},
+                       {"tie_encoder_decoder", "false"},
+                       {"is_decoder", "false"},
+                       {"add_cross_attention", "false"},
+                       {"cross_attention_hidden_size", "null"},
+                       {"pruned_heads", "{}"},
+                       {"partial_rotary_factor", "1.0"},
+                       {"rope_scaling.partial_rotary_factor", "1.0"},
+                       {"rope_parameters.partial_rotary_factor", "1.0"},
+                       {"rope_interleaved", "false"},
+                       {"use_mrope", "false"},
+                       {"bias", "false"},
+                       {"attention_bias", "false"},
+                       {"mlp_bias", "false"},
+                       {"use_sliding_window", "false"},
+                       {"sliding_window", "null"},
+                       {"attn_logit_softcapping", "null"},
+                       {"final_logit_softcapping", "null"},
+                       {"scale_attn_weights", "true"},
+                       {"scale_attn_by_inverse_layer_idx", "false"},
+                       {"reorder_and_upcast_attn", "false"}};
 
 // Takes fields out of a JSON object, so that the remaining ones are unknown. It keeps the first
 // error; values read after an error have no meaning. A null counts as a missing field.
@@ -116,11 +157,18 @@ class Fields {
     if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat("config.json: ", message));
   }
 
-  absl::Status Finish(const std::set<std::string>& known) {
+  // Checks that every field that is left changes nothing.
+  absl::Status Finish() {
+    for (const auto& harmless : kHarmlessValues) {
+      const absl::string_view key = absl::StripPrefix(harmless.field, prefix_);
+      const bool here = prefix_.empty() || key != harmless.field;
+      if (here) MustBe(std::string(key), Json::parse(harmless.value));
+    }
     for (const auto& [key, value] : object_.items()) {
-      if (known.count(key) == 0) {
-        Fail(absl::StrCat("the field ", prefix_, key, " is not supported"));
-      }
+      const std::string field = prefix_ + key;
+      if (absl::c_linear_search(kWithoutInfluence, field)) continue;
+      Fail(absl::StrCat("the field ", field, " is not supported; --ignore_fields=", field,
+                        " reads the model as if it were not there"));
     }
     return status_;
   }
@@ -163,7 +211,6 @@ void ReadScaling(Fields& rope, const std::string& type, int64_t context, RopeSca
 // Reads rope_theta and rope_scaling, or rope_parameters, where newer versions have both.
 absl::Status ReadRope(Fields& fields, ModelConfig* model) {
   model->rope_theta = fields.Real("rope_theta", 10000);
-  fields.MustBe("partial_rotary_factor", 1.0);
   for (const std::string key : {"rope_scaling", "rope_parameters"}) {
     const Json value = fields.Take(key);
     if (value.is_null()) continue;
@@ -173,7 +220,6 @@ absl::Status ReadRope(Fields& fields, ModelConfig* model) {
     }
     Fields rope(value, key + ".");
     model->rope_theta = rope.Real("rope_theta", model->rope_theta);
-    rope.MustBe("partial_rotary_factor", 1.0);
     const std::string old_type = rope.Text("type", "default");
     const std::string type = rope.Text("rope_type", old_type);
     if (type == "linear" || type == "llama3" || type == "yarn") {
@@ -181,7 +227,7 @@ absl::Status ReadRope(Fields& fields, ModelConfig* model) {
     } else if (type != "default") {
       rope.Refuse("rope_type", type, "default, linear, llama3 or yarn");
     }
-    BURST_RETURN_IF_ERROR(rope.Finish({}));
+    BURST_RETURN_IF_ERROR(rope.Finish());
   }
   return fields.status();
 }
@@ -210,7 +256,7 @@ absl::Status ReadQuantization(Fields& fields, HuggingFaceConfig* config) {
     config->scale_rows = block[0].get<int64_t>();
     config->scale_cols = block[1].get<int64_t>();
   }
-  return quantization.Finish({"modules_to_not_convert", "dequantize", "scale_fmt"});
+  return quantization.Finish();
 }
 
 // ---- The families.
@@ -263,12 +309,13 @@ absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceC
   m.context = fields.Size("max_position_embeddings");
   m.norm_eps = fields.Real("rms_norm_eps", 1e-6);
   m.tied_embeddings = fields.Bool("tie_word_embeddings", false);
-  m.qkv_bias = type == "qwen2";
   m.qk_norm = type == "qwen3";
+  if (type == "llama" || type == "qwen3") {
+    m.qkv_bias = m.attention_out_bias = fields.Bool("attention_bias", false);
+  }
+  if (type == "llama") m.ffn_bias = fields.Bool("mlp_bias", false);
+  if (type == "qwen2") m.qkv_bias = true;
   fields.MustBe("hidden_act", "silu");
-  fields.MustBe("attention_bias", false);  // the output projection would have a bias, too
-  fields.MustBe("mlp_bias", false);
-  fields.MustBe("use_mrope", false);
   BURST_RETURN_IF_ERROR(fields.status());
   if (type == "mistral") {
     config->window = ReadWindow(fields);
@@ -294,9 +341,6 @@ absl::Status ReadGpt2(Fields& fields, HuggingFaceConfig* config) {
   if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {  // two names of one function
     fields.Refuse("activation_function", activation, "gelu_new or gelu_pytorch_tanh");
   }
-  fields.MustBe("scale_attn_weights", true);
-  fields.MustBe("scale_attn_by_inverse_layer_idx", false);
-  fields.MustBe("reorder_and_upcast_attn", false);
   return fields.status();
 }
 
@@ -318,21 +362,48 @@ void CheckArchitecture(Fields& fields, const std::string& type) {
   fields.Refuse("model_type", type, "llama, mistral, qwen2, qwen3 or gpt2");
 }
 
+absl::StatusOr<Json> ParseObject(absl::string_view json) {
+  absl::StatusOr<Json> parsed = ParseJson(json);
+  if (parsed.ok() && parsed->is_object()) return parsed;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "config.json: not a JSON object", parsed.ok() ? "" : "; ", parsed.status().message()));
+}
+
 }  // namespace
 
-absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json) {
-  absl::StatusOr<Json> parsed = ParseJson(json);
-  if (!parsed.ok() || !parsed->is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "config.json: not a JSON object", parsed.ok() ? "" : "; ", parsed.status().message()));
+absl::StatusOr<std::string> WithoutFields(absl::string_view json,
+                                          const std::vector<std::string>& fields) {
+  if (fields.empty()) return std::string(json);
+  BURST_ASSIGN_OR_RETURN(Json root, ParseObject(json));
+  for (const std::string& field : fields) {
+    std::vector<std::string> path = absl::StrSplit(field, absl::MaxSplits('.', 1));
+    // "transformers.js_config" is the name of one field.
+    Json* object = &root;
+    if (root.count(field) > 0) path = {field};
+    if (path.size() > 1 && root.count(path[0]) > 0) object = &root[path[0]];
+    if (!object->is_object() || object->erase(path.back()) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "config.json: --ignore_fields must name fields of it; got '", field, "'; leave it out"));
+    }
   }
-  Fields fields(*std::move(parsed), "");
+  return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<std::string> WithHarmlessFields(absl::string_view json, absl::string_view other) {
+  using Ordered = nlohmann::ordered_json;
+  BURST_ASSIGN_OR_RETURN(Ordered object, ParseJson<Ordered>(json));
+  BURST_ASSIGN_OR_RETURN(const Ordered others, ParseJson<Ordered>(other));
+  for (const auto& [key, value] : others.items()) {
+    if (absl::c_linear_search(kWithoutInfluence, key) && !object.contains(key)) object[key] = value;
+  }
+  return absl::StrCat(object.dump(2, ' ', false, Json::error_handler_t::replace), "\n");
+}
+
+absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json) {
+  BURST_ASSIGN_OR_RETURN(Json parsed, ParseObject(json));
+  Fields fields(std::move(parsed), "");
   const std::string type = fields.Text("model_type", "");
   CheckArchitecture(fields, type);
-  fields.MustBe("is_encoder_decoder", false);
-  fields.MustBe("is_decoder", false);
-  fields.MustBe("add_cross_attention", false);
-  fields.MustBe("pruned_heads", Json::object());
   HuggingFaceConfig config;
   config.dtype = fields.Text("torch_dtype", "");
   config.dtype = fields.Text("dtype", config.dtype);
@@ -340,7 +411,7 @@ absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json)
   BURST_RETURN_IF_ERROR(type == "gpt2" ? ReadGpt2(fields, &config)
                                        : ReadLlamaLike(fields, type, &config));
   BURST_RETURN_IF_ERROR(ReadQuantization(fields, &config));
-  BURST_RETURN_IF_ERROR(fields.Finish(WithoutInfluence()));
+  BURST_RETURN_IF_ERROR(fields.Finish());
   const absl::Status valid = config.model.Validate();
   if (!valid.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("config.json: ", valid.message()));

@@ -2,12 +2,12 @@
 //
 // The families are llama (2, 3, 3.1, 3.2), mistral, qwen2 (and 2.5), qwen3 (dense) and gpt2. An
 // error names a field that is unknown, or whose value this program does not compute. Fields for
-// training (dropout, initial values) or for other programs (tokens' numbers, caches) are ignored:
-// config.cc lists them.
+// training, sampling or other programs are ignored: config.cc lists them.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -30,6 +30,15 @@ absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json)
 // Returns a config.json that ParseHuggingFaceConfig reads as `config`. InvalidArgument means that
 // none of the families has such a model.
 absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& config);
+
+// Returns the config.json without these fields, such as "a", or "rope_scaling.a" within an object.
+// InvalidArgument names a field that it does not have.
+absl::StatusOr<std::string> WithoutFields(absl::string_view json,
+                                          const std::vector<std::string>& fields);
+
+// Returns a config.json with the fields of `other` that it lacks and that change no result, such as
+// the numbers of tokens.
+absl::StatusOr<std::string> WithHarmlessFields(absl::string_view json, absl::string_view other);
 
 // Returns the config.json for weights of another dtype. Without a dtype, a config.json means
 // float32.

@@ -180,15 +180,17 @@ absl::Status WriteFile(const std::string& path, std::vector<Piece> pieces, const
 }
 
 // Returns the config.json that the model came with, if it still describes the model. Otherwise it
-// makes a new one.
+// makes a new one, which keeps the fields that change no result.
 absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::string& companions,
                                        const std::string& dtype) {
   HuggingFaceConfig config{info.model.WithDefaults(), info.window, dtype};
+  std::string others = "{}";  // fields of the config.json that it came with
   const absl::StatusOr<std::string> kept =
       ReadFile((fs::path(companions) / "config.json").string(), kMaxSettingsBytes);
   if (kept.ok()) {
     absl::StatusOr<HuggingFaceConfig> before = ParseHuggingFaceConfig(*kept);
     if (before.ok()) {
+      others = *kept;
       before->model.dropout = config.model.dropout;
       before->model.attention_dropout = config.model.attention_dropout;
       before->model.init_std = config.model.init_std;
@@ -199,7 +201,8 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
     }
   }
   config.model.context = std::max(config.model.context, info.seqlen);
-  return MakeHuggingFaceConfig(config);
+  BURST_ASSIGN_OR_RETURN(const std::string json, MakeHuggingFaceConfig(config));
+  return WithHarmlessFields(json, others);
 }
 
 // Returns the dtype of the weights before they were imported, or float32.
@@ -213,13 +216,15 @@ std::string DefaultDType(const std::string& companions) {
 
 }  // namespace
 
-absl::Status ImportHuggingFace(const std::string& directory, const std::string& out) {
+absl::Status ImportHuggingFace(const std::string& directory, const std::string& out,
+                               const std::vector<std::string>& ignored) {
   if (HoldsCheckpoints(out)) {
     return absl::FailedPreconditionError(
         absl::StrCat("--out: ", out, " holds checkpoints; give another folder"));
   }
-  BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory source, HuggingFaceDirectory::Open(directory));
-  BURST_ASSIGN_OR_RETURN(const Pretrained pretrained, FindPretrained(directory));
+  BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory source,
+                         HuggingFaceDirectory::Open(directory, ignored));
+  BURST_ASSIGN_OR_RETURN(const Pretrained pretrained, FindPretrained(directory, ignored));
   const std::string unread = UnreadWeights(pretrained);
   if (!unread.empty()) std::fprintf(stderr, "warning: %s\n", unread.c_str());
   BURST_RETURN_IF_ERROR(MakeFolder(out));

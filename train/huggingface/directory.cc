@@ -59,6 +59,24 @@ void Transpose(const Tensor& from, const Tensor& to) {
   });
 }
 
+// Fills rows [begin, end of `to`) with the mean of the rows before them, summed in double.
+void FillWithMean(const Tensor& to, int64_t begin) {
+  const int64_t rows = to.dim(0), cols = to.dim(1);
+  DispatchFloat(to.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    T* values = to.data<T>();
+    std::vector<double> sums(cols, 0);
+    for (int64_t i = 0; i < begin; ++i) {
+      for (int64_t j = 0; j < cols; ++j) sums[j] += values[i * cols + j];
+    }
+    for (int64_t i = begin; i < rows; ++i) {
+      for (int64_t j = 0; j < cols; ++j) {
+        values[i * cols + j] = static_cast<T>(sums[j] / static_cast<double>(begin));
+      }
+    }
+  });
+}
+
 // Returns the files that an index names, each once.
 absl::StatusOr<std::set<std::string>> FilesOfIndex(const std::string& path) {
   BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxTokenizerBytes));
@@ -108,18 +126,20 @@ absl::StatusOr<std::set<std::string>> WeightFiles(const std::string& path) {
   return names;
 }
 
-absl::StatusOr<HuggingFaceDirectory> HuggingFaceDirectory::Open(const std::string& path) {
+absl::StatusOr<HuggingFaceDirectory> HuggingFaceDirectory::Open(
+    const std::string& path, const std::vector<std::string>& ignored) {
   HuggingFaceDirectory directory(path);
-  const absl::Status status = directory.Init();
+  const absl::Status status = directory.Init(ignored);
   if (status.ok()) return directory;
   if (absl::StrContains(status.message(), path)) return status;
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
-absl::Status HuggingFaceDirectory::Init() {
+absl::Status HuggingFaceDirectory::Init(const std::vector<std::string>& ignored) {
   BURST_ASSIGN_OR_RETURN(const std::string json,
                          ReadFile((fs::path(path_) / "config.json").string(), kMaxSettingsBytes));
-  BURST_ASSIGN_OR_RETURN(config_, ParseHuggingFaceConfig(json));
+  BURST_ASSIGN_OR_RETURN(const std::string read, WithoutFields(json, ignored));
+  BURST_ASSIGN_OR_RETURN(config_, ParseHuggingFaceConfig(read));
   BURST_RETURN_IF_ERROR(OpenFiles());
   // A model cannot have more layers than tensors. Without this check, the list of its tensors could
   // be too long to make.
@@ -290,6 +310,15 @@ absl::Status HuggingFaceDirectory::Read(const Parameter& parameter, const Tensor
   return absl::OkStatus();
 }
 
+absl::Status HuggingFaceDirectory::ReadGrown(const Parameter& parameter,
+                                             const Tensor& whole) const {
+  const Parameter& there = parameters_[parameter.number];
+  const int64_t rows = there.full_shape[0];
+  BURST_RETURN_IF_ERROR(Read(there, whole.Slice(0, 0, rows)));
+  if (rows < whole.dim(0)) FillWithMean(whole, rows);
+  return absl::OkStatus();
+}
+
 absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
   const bool in_place = parameters->has_masters();
   // Tensors that are read into their final place.
@@ -299,7 +328,7 @@ absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
     const std::vector<ForeignTensor> tensors = ForeignTensors(config_.model, parameter);
     if (!in_place) {
       const Tensor whole = Tensor::Empty(parameter.full_shape, parameters->master_dtype());
-      BURST_RETURN_IF_ERROR(Read(parameter, whole));
+      BURST_RETURN_IF_ERROR(ReadGrown(parameter, whole));
       parameters->Set(i, parameter.OwnShard(whole));
       continue;
     }
@@ -307,6 +336,7 @@ absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
     const bool whole = part.device() == DeviceType::kCpu && parameter.sharding.shards.empty();
     const bool as_stored =
         !tensors[0].transposed &&
+        parameter.full_shape == parameters_[parameter.number].full_shape &&
         std::none_of(tensors.begin(), tensors.end(), [&](const ForeignTensor& tensor) {
           return EntryOf(NameThere(tensor)).dtype == kFloat8;
         });
@@ -320,7 +350,7 @@ absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
       continue;
     }
     const Tensor staged = Tensor::Empty(parameter.full_shape, part.dtype());
-    BURST_RETURN_IF_ERROR(Read(parameter, staged));
+    BURST_RETURN_IF_ERROR(ReadGrown(parameter, staged));
     parameter.TakeShard(parameter.sharding.rank, staged, part);
   }
   for (size_t i = 0; i < files_.size(); ++i) {

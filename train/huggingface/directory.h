@@ -25,9 +25,10 @@ absl::StatusOr<std::set<std::string>> WeightFiles(const std::string& path);
 // kept.
 class HuggingFaceDirectory {
  public:
-  // Opens a directory. InvalidArgument or DataLoss names the directory, and the file, field or
-  // tensor.
-  static absl::StatusOr<HuggingFaceDirectory> Open(const std::string& path);
+  // Opens a directory, whose config.json is read without the fields `ignored`. InvalidArgument or
+  // DataLoss names the directory, and the file, field or tensor.
+  static absl::StatusOr<HuggingFaceDirectory> Open(const std::string& path,
+                                                   const std::vector<std::string>& ignored = {});
 
   const HuggingFaceConfig& config() const { return config_; }
   // Returns the model's parameters, without memory.
@@ -35,14 +36,15 @@ class HuggingFaceDirectory {
 
   // Fills a whole parameter of the model, float32 or float64 on the CPU.
   absl::Status Read(const Parameter& parameter, const Tensor& whole) const;
-  // Fills this rank's part of all parameters of such a model, on its device.
+  // Fills this rank's part of all parameters of such a model, on its device. The model may have a
+  // larger vocabulary. Each row of its other tokens becomes the mean of the rows that are there.
   absl::Status Load(ParameterList* parameters) const;
   // Returns a text that differs for other weights (SafetensorsFile::Fingerprint).
   absl::StatusOr<std::string> Fingerprint() const;
 
  private:
   explicit HuggingFaceDirectory(std::string path) : path_(std::move(path)) {}
-  absl::Status Init();
+  absl::Status Init(const std::vector<std::string>& ignored);
   absl::Status OpenFiles();
   absl::Status OpenFile(const std::string& name);
   absl::Status CheckTensors();
@@ -50,6 +52,8 @@ class HuggingFaceDirectory {
   absl::Status CheckTiedHead() const;
   // Fills `to`, of the tensor's shape, with the numbers that it stands for.
   absl::Status ReadTensor(const std::string& name, const Tensor& to) const;
+  // Fills a whole parameter of a model whose vocabulary may be larger.
+  absl::Status ReadGrown(const Parameter& parameter, const Tensor& whole) const;
   const SafetensorsFile::Entry& EntryOf(const std::string& name) const;
   std::string NameThere(const ForeignTensor& tensor) const;
 

@@ -93,9 +93,18 @@ std::string UnreadWeights(const Pretrained& pretrained) {
                       all.size() == 1 ? "is" : "are", " not read");
 }
 
-absl::StatusOr<Pretrained> FindPretrained(const std::string& folder) {
+absl::StatusOr<Pretrained> FindPretrained(const std::string& folder,
+                                          const std::vector<std::string>& ignored) {
   Pretrained pretrained;
+  pretrained.ignored = ignored;
   if (HoldsCheckpoints(folder)) {
+    if (!ignored.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          folder,
+          ": --ignore_fields must be empty for a checkpoint, which has no config.json of "
+          "Hugging Face; got '",
+          absl::StrJoin(ignored, ","), "'; leave it out"));
+    }
     pretrained.kind = Pretrained::Kind::kCheckpoint;
     pretrained.path = CheckpointPath(folder);
     BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(pretrained.path));
@@ -107,7 +116,9 @@ absl::StatusOr<Pretrained> FindPretrained(const std::string& folder) {
   pretrained.path = folder;
   BURST_ASSIGN_OR_RETURN(const std::string json,
                          ReadFile((fs::path(folder) / kConfig).string(), kMaxSettingsBytes));
-  const absl::StatusOr<HuggingFaceConfig> config = ParseHuggingFaceConfig(json);
+  const absl::StatusOr<std::string> read = WithoutFields(json, ignored);
+  const absl::StatusOr<HuggingFaceConfig> config =
+      read.ok() ? ParseHuggingFaceConfig(*read) : read.status();
   if (!config.ok()) {
     return absl::Status(config.status().code(),
                         absl::StrCat(folder, ": ", config.status().message()));
@@ -123,7 +134,7 @@ absl::Status LoadPretrained(const Pretrained& pretrained, ParameterList* paramet
     return LoadCheckpoint(pretrained.path, parameters, /*optimizer=*/nullptr, pretrained.identity);
   }
   BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory directory,
-                         HuggingFaceDirectory::Open(pretrained.path));
+                         HuggingFaceDirectory::Open(pretrained.path, pretrained.ignored));
   return directory.Load(parameters);
 }
 
@@ -139,7 +150,7 @@ absl::StatusOr<Tokenizer> TokenizerOf(const Pretrained& pretrained) {
 absl::StatusOr<std::string> FingerprintOf(const Pretrained& pretrained) {
   if (pretrained.kind == Pretrained::Kind::kCheckpoint) return pretrained.identity;
   BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory directory,
-                         HuggingFaceDirectory::Open(pretrained.path));
+                         HuggingFaceDirectory::Open(pretrained.path, pretrained.ignored));
   return directory.Fingerprint();
 }
 
@@ -173,7 +184,13 @@ absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& fol
                                ? CompanionsOf(pretrained.path)
                                : pretrained.path;
   if (!Exists(from)) return absl::OkStatus();
-  return CopyCompanions(from, (fs::path(folder) / "huggingface").string(), /*with_config=*/true);
+  const std::string to = (fs::path(folder) / "huggingface").string();
+  BURST_RETURN_IF_ERROR(CopyCompanions(from, to, /*with_config=*/true));
+  if (pretrained.ignored.empty()) return absl::OkStatus();
+  const std::string config = (fs::path(to) / kConfig).string();
+  BURST_ASSIGN_OR_RETURN(const std::string json, ReadFile(config, kMaxSettingsBytes));
+  BURST_ASSIGN_OR_RETURN(const std::string read, WithoutFields(json, pretrained.ignored));
+  return WriteFileAtomically(config, read);
 }
 
 }  // namespace burst

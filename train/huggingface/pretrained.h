@@ -23,16 +23,20 @@ struct Pretrained {
   // Names of the directory's other files with weights, which are not read.
   std::vector<std::string> unread = {};
   std::string identity = {};  // a checkpoint's; the same checkpoint must be loaded later
+  std::vector<std::string> ignored = {};  // fields of config.json that do not count
 };
 
 // Returns a warning that names the files of weights that are not read, or "" if all are read.
 std::string UnreadWeights(const Pretrained& pretrained);
 
 // Finds a model. `folder` is a Hugging Face directory, or the folder of an import or a run, of
-// which the newest checkpoint counts. Reads the model's description; errors name the file.
-absl::StatusOr<Pretrained> FindPretrained(const std::string& folder);
+// which the newest checkpoint counts. Reads the model's description, without the fields `ignored`
+// of a directory's config.json; errors name the file.
+absl::StatusOr<Pretrained> FindPretrained(const std::string& folder,
+                                          const std::vector<std::string>& ignored = {});
 
-// Fills this rank's part of the parameters of such a model, on its device.
+// Fills this rank's part of the parameters of such a model, on its device. The model of a directory
+// may have grown by tokens (HuggingFaceDirectory::Load).
 absl::Status LoadPretrained(const Pretrained& pretrained, ParameterList* parameters);
 
 // Returns the model's own tokenizer, from the checkpoint or else from the model's files. NotFound
@@ -42,8 +46,8 @@ absl::StatusOr<Tokenizer> TokenizerOf(const Pretrained& pretrained);
 // Returns a text that differs for other weights. It opens the model's files.
 absl::StatusOr<std::string> FingerprintOf(const Pretrained& pretrained);
 
-// Copies a model's other files (config.json, the tokenizer's files) unchanged to
-// FOLDER/huggingface, where an export finds them.
+// Copies a model's other files (config.json, the tokenizer's files) to FOLDER/huggingface, where an
+// export finds them. They stay as they are, but config.json loses its ignored fields.
 absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& folder);
 
 // Returns the folder of a checkpoint's companions, which may be missing.

@@ -2,6 +2,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/json.h"
 #include "burst/base/status.h"
@@ -62,16 +63,24 @@ absl::StatusOr<Json> Gpt2(const HuggingFaceConfig& config) {
 
 absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
   const ModelConfig& m = config.model;
-  if (m.qk_norm && m.qkv_bias) return NoFamily("both qkv_bias and qk_norm");
-  const bool qwen = m.qk_norm || m.qkv_bias, window = config.window > 0;
-  const char* const type = m.qk_norm    ? "qwen3"
-                           : m.qkv_bias ? "qwen2"
-                           : window     ? "mistral"
-                                        : "llama";
-  const char* const architecture = m.qk_norm    ? "Qwen3ForCausalLM"
-                                   : m.qkv_bias ? "Qwen2ForCausalLM"
-                                   : window     ? "MistralForCausalLM"
-                                                : "LlamaForCausalLM";
+  const bool window = config.window > 0, all_biases = m.qkv_bias && m.attention_out_bias;
+  if (m.attention_out_bias && !m.qkv_bias) return NoFamily("attention_out_bias without qkv_bias");
+  if (m.qk_norm && m.qkv_bias && !all_biases) {
+    return NoFamily("qkv_bias and qk_norm without attention_out_bias");
+  }
+  const char* const type = m.qk_norm                   ? "qwen3"
+                           : m.qkv_bias && !all_biases ? "qwen2"
+                           : window                    ? "mistral"
+                                                       : "llama";
+  if (m.ffn_bias && type != std::string("llama")) {
+    return NoFamily(absl::StrCat("ffn_bias in a ", type));
+  }
+  if (all_biases && window && !m.qk_norm) return NoFamily("biases and a window");
+  const bool qwen = absl::StartsWith(type, "qwen");
+  const char* const architecture = m.qk_norm ? "Qwen3ForCausalLM"
+                                   : qwen    ? "Qwen2ForCausalLM"
+                                   : window  ? "MistralForCausalLM"
+                                             : "LlamaForCausalLM";
   Json json = {{"architectures", {architecture}},
                {"model_type", type},
                {"num_hidden_layers", m.layers},
@@ -88,6 +97,8 @@ absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
                {"rope_scaling", Scaling(m.rope_scaling)},
                {"attention_dropout", m.attention_dropout},
                {"tie_word_embeddings", m.tied_embeddings}};
+  if (m.attention_out_bias) json["attention_bias"] = true;
+  if (m.ffn_bias) json["mlp_bias"] = true;
   if (qwen) {
     json["use_sliding_window"] = window;
     json["max_window_layers"] = window ? 0 : m.layers;

@@ -76,7 +76,8 @@ absl::Status FitVocabulary(const TrainingData& data, ModelConfig* model) {
     if (model->vocab >= data.vocab) return CheckTokens(data, model->vocab);
     return absl::InvalidArgumentError(
         absl::StrCat("--model: its vocabulary of ", model->vocab, " is smaller than the ",
-                     data.vocab, " tokens of the ", data.tokenizer->name(), " tokenizer"));
+                     data.vocab, " tokens of the ", data.tokenizer->name(),
+                     " tokenizer; give --model.vocab=", data.vocab, " to add rows"));
   }
   return CheckTokens(data, model->vocab);
 }

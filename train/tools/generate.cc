@@ -91,6 +91,7 @@ OptionTable Options(GenerateConfig* c) {
       .Help(
           "Spread tokens, keys and values over N threads or GPUs, each with the whole model. -1: "
           "the processes of a launcher, else 1.");
+  t.AddShared(TrainOptions(&c->train), "ignore_fields");
   t.AddShared(TrainOptions(&c->train), "layout");
   t.AddShared(TrainOptions(&c->train), "device");
   t.AddShared(TrainOptions(&c->train), "precision");
@@ -189,7 +190,7 @@ absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
   Source source;
   source.path = ResolvePath(c.checkpoint);
   if (IsHuggingFaceDirectory(source.path)) {
-    absl::StatusOr<Pretrained> found = FindPretrained(source.path);
+    absl::StatusOr<Pretrained> found = FindPretrained(source.path, IgnoredFields(c.train));
     if (!found.ok()) return source.Unusable(found.status());
     source.model = found->model;
     source.context = found->model.context;
@@ -199,6 +200,10 @@ absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
     source.identity = *std::move(identity);
     source.pretrained = *std::move(found);
     return source;
+  }
+  if (!c.train.ignore_fields.empty()) {
+    return InvalidOption("ignore_fields", "must be empty for a checkpoint; got ",
+                         c.train.ignore_fields, "; leave it out");
   }
   std::error_code error;
   if (std::filesystem::is_directory(source.path, error)) source.path = CheckpointPath(source.path);

@@ -8,6 +8,7 @@
 #include "burst/cli/files.h"
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
+#include "train/config/config.h"
 #include "train/huggingface/convert.h"
 
 namespace burst {
@@ -15,11 +16,13 @@ namespace {
 
 int Main(int argc, char** argv) {
   std::string directory, out;
+  TrainConfig train;  // options that //train has, too
   OptionTable options;
   options.Group("Options");
   options.Add("directory", &directory)
       .Help("Import this Hugging Face directory; \"--directory\" may be left out.");
   options.Add("out", &out).Help("Make this folder.");
+  options.AddShared(TrainOptions(&train), "ignore_fields");
   const std::string help = options.Help(
       "Makes a checkpoint of a Hugging Face directory (config.json and *.safetensors of a Llama,\n"
       "Mistral, Qwen2, Qwen3 or GPT-2), with float32 weights.\n\n"
@@ -35,7 +38,8 @@ int Main(int argc, char** argv) {
   if (usage.ok() && out.empty()) usage = InvalidOption("out", "give the folder to make");
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
   const ScopedThreadPool pool(NumCores());
-  const absl::Status status = ImportHuggingFace(ResolvePath(directory), ResolvePath(out));
+  const absl::Status status =
+      ImportHuggingFace(ResolvePath(directory), ResolvePath(out), IgnoredFields(train));
   if (!status.ok()) return ExitCode(status, kExitFailure);
   std::printf("%s holds the model; train with --model=%s\n", out.c_str(), out.c_str());
   return 0;

@@ -262,7 +262,7 @@ void CheckFeedForward(int64_t rows, int64_t width, int64_t ffn, double x_scale) 
   const Variable down = parameter(down_weight, {width, ffn});
   const Variable residual(residual_host.To(DeviceType::kCuda), /*requires_grad=*/true);
   Tape tape;
-  const Variable y = SwiGluMlp(tape, x, gate_up, down, {}, residual, nullptr, ResultUse::kRead,
+  const Variable y = SwiGluMlp(tape, x, gate_up, {}, down, {}, residual, nullptr, ResultUse::kRead,
                                LinearPrecision::kFloat8);
   ASSERT_TRUE(tape.Backward(std::vector<Variable>{y}, {dy_host.To(DeviceType::kCuda)}).ok());
 
@@ -370,8 +370,8 @@ TEST(SwiGluMlpFloat8, NotFiniteIsNotHidden) {
     const Variable gate_up(OnGpu(RandomTensor({256, 64}, 2).ToVector<double>(), {256, 64}));
     const Variable down(OnGpu(RandomTensor({64, 128}, 3).ToVector<double>(), {64, 128}));
     Tape tape(/*recording=*/false);
-    const Variable y = SwiGluMlp(tape, Variable(OnGpu(x, {32, 64})), gate_up, down, {}, {}, nullptr,
-                                 ResultUse::kRead, LinearPrecision::kFloat8);
+    const Variable y = SwiGluMlp(tape, Variable(OnGpu(x, {32, 64})), gate_up, {}, down, {}, {},
+                                 nullptr, ResultUse::kRead, LinearPrecision::kFloat8);
     EXPECT_TRUE(std::isnan(y.value().ToVector<double>()[0])) << bad;
   }
 }
@@ -386,7 +386,7 @@ TEST(SwiGluMlpFloat8, EveryRunGivesTheSameBits) {
                      /*requires_grad=*/true);
     const Variable gate_up = parameter({1024, 256}, 2), down = parameter({256, 512}, 3);
     Tape tape;
-    const Variable y = SwiGluMlp(tape, x, gate_up, down, {}, {}, nullptr, ResultUse::kRead,
+    const Variable y = SwiGluMlp(tape, x, gate_up, {}, down, {}, {}, nullptr, ResultUse::kRead,
                                  LinearPrecision::kFloat8);
     EXPECT_TRUE(tape.Backward(std::vector<Variable>{y}, {y.value()}).ok());
     return std::vector<Values>{y.value().ToVector<double>(), x.grad().ToVector<double>(),
