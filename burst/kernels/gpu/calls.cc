@@ -38,8 +38,8 @@ void CheckShape(const FlashAttentionShape& shape) {
       << "a mask is ranges or lists of blocks, not both";
 }
 
-// The kernels for tensor cores read 16 bytes at a time. The stride of a dimension of one is never
-// used.
+// Checks an operand of the kernels for tensor cores, which read 16 bytes at a time. The stride of a
+// dimension of size one is never used.
 void CheckOperand(const char* name, const AttentionOperand& operand, DType dtype, int64_t batch,
                   int64_t seqlen, int64_t heads) {
   const int64_t elements = 16 / SizeOf(dtype);
@@ -123,7 +123,7 @@ bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
 Tensor Words(int64_t count) {
   return count == 0 ? Tensor() : Tensor::Empty({count}, DType::kInt32, DeviceType::kCuda);
 }
-// Counters that the blocks of a kernel share: zeros.
+// Returns counters, set to zero, that the blocks of a kernel share.
 Tensor Counters(int64_t count) {
   return count == 0 ? Tensor() : Tensor::Zeros({count}, DType::kInt32, DeviceType::kCuda);
 }
@@ -138,8 +138,8 @@ float* FloatsOf(const Tensor& floats) {
   return floats.null() ? nullptr : static_cast<float*>(floats.raw_data());
 }
 
-// changed: whether scores are changed or the largest is asked for, which Ampere's kernels do for
-// Hopper too.
+// changed: whether scores are changed or the largest is asked for. Ampere's kernels serve such
+// calls on Hopper, too.
 KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape, bool changed) {
   MaybeFamily family = FamilyFor(only, shape.dtype, shape.head_dim);
   BURST_CHECK(family.has_value()) << NotServed(shape.dtype, shape.head_dim);
@@ -151,17 +151,16 @@ KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape, bool c
   return *family;
 }
 
-// Whether the forward is one of few queries, for which the other kernels read K and V once for
-// every head, in tiles that are mostly empty. The time of those grows with the heads, that of
-// sm80::Decode with the rows, so that the number of queries decides; and with few keys theirs start
-// sooner (measured: docs/kernels-notebook.md).
+// Returns whether sm80::Decode serves the forward: it has few queries and enough keys. The other
+// kernels read K and V once for every head, in tiles that are mostly empty. Their time grows with
+// the heads, the time of Decode with the rows, but it starts later (docs/kernels-notebook.md).
 bool IsDecoding(const FlashAttentionShape& shape) {
   if (!Is16Bit(shape.dtype) || shape.q_len > 16 || shape.blocks.key_begin != nullptr) return false;
   const int64_t heads_per_kv = shape.num_heads / shape.num_kv_heads;
   return shape.k_len * heads_per_kv >= std::max<int64_t>(256, 64 * shape.q_len);
 }
 
-// Zeros for these heads of fp32 [batch, q_len, num_heads, head_dim].
+// Sets these heads of fp32 [batch, q_len, num_heads, head_dim] to zero.
 void ClearHeads(const FlashAttentionShape& shape, const AttentionOperand& dq,
                 const HeadRange& heads) {
   if (heads.empty() || shape.batch == 0 || shape.q_len == 0) return;
@@ -173,7 +172,7 @@ void ClearHeads(const FlashAttentionShape& shape, const AttentionOperand& dq,
     float* first =
         static_cast<float*>(dq.data) + b * dq.batch_stride + heads.begin * dq.head_stride;
     if (bytes == row_bytes) {
-      // Rows without gaps, as far as they go on.
+      // Clears rows without gaps in one call.
       const bool all = dq.batch_stride == shape.q_len * dq.seq_stride;
       const int64_t rows = all ? shape.batch * shape.q_len : shape.q_len;
       BURST_CUDA_CHECK(cudaMemsetAsync(first, 0, rows * row_bytes, CurrentStream()));

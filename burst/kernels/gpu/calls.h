@@ -1,6 +1,6 @@
-// A call of the GPU's attention kernels: the choice of the kernels, the checks, the scratch memory.
-// Without absl::Status, so that benchmarks can have these in a shared library (Debian's static
-// libraries of it cannot be part of one).
+// Runs calls of the GPU's attention kernels: chooses the kernels, checks the call, allocates
+// scratch memory. Errors end the program without absl::Status, because benchmarks put this code
+// into a shared library, which Debian's static libraries of absl cannot be part of.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ namespace cuda {
 
 using MaybeFamily = std::optional<KernelFamily>;
 
-// The best kernels for the calling thread's GPU, or those of `only`; null when they do not serve
-// such tensors, for which NotServed gives the reason.
+// Returns the best kernels for the calling thread's GPU, or `only`. Returns null when they do not
+// serve such tensors; NotServed gives the reason.
 MaybeFamily FamilyFor(MaybeFamily only, DType dtype, int64_t head_dim);
 std::string NotServed(DType dtype, int64_t head_dim);
-// Whether the kernels that serve them take FlashAttentionShape::blocks.
+// Returns whether the kernels that serve such tensors take FlashAttentionShape::blocks.
 bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim);
-// Whether they take FlashForwardParams::fp8.
+// Returns whether they take FlashForwardParams::fp8.
 bool TakesFp8(MaybeFamily only, DType dtype, int64_t head_dim);
-// Whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits, but not with
-// lists of blocks or fp8.
+// Returns whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits, without
+// lists of blocks and fp8.
 bool ChangesScores(MaybeFamily only);
 
 void Forward(MaybeFamily only, const FlashForwardParams& params);

@@ -10,11 +10,11 @@ namespace cuda {
 enum class KernelFamily {
   kSimt,    // float32 and float64, any GPU
   kSm80,    // bfloat16 and float16, Ampere and later
-  kSm90,    // the same, Hopper only
-  kDecode,  // as kSm80, the forward alone: keys shared out to blocks, for few queries
+  kSm90,    // bfloat16 and float16, Hopper only
+  kDecode,  // bfloat16 and float16, Ampere and later: forwards of few queries
 };
 
-// The kernels that serve each call best on the calling thread's GPU.
+// Returns kernels that choose the best family for each call on the calling thread's GPU.
 const AttentionKernels* GpuKernels();
 // Returns the kernels of one family, for tests and benchmarks.
 const AttentionKernels* GpuKernels(KernelFamily family);

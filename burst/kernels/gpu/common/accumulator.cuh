@@ -1,6 +1,6 @@
-// Moves accumulators of the tensor cores to operands and to global memory. Both wgmma and mma.sync
-// distribute them in the same way. Lane l holds the rows l / 4 and l / 4 + 8 of each 16 rows. In
-// every eight columns it holds the two from 2 (l % 4) on.
+// Moves accumulators of the tensor cores to operands and to global memory. Instructions wgmma and
+// mma.sync distribute them in the same way. Lane l holds rows l / 4 and l / 4 + 8 of each 16 rows,
+// and columns 2 (l % 4) and the next of every eight columns.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,9 +13,9 @@
 namespace burst {
 namespace cuda {
 
-// Row `kHalf` (0: l / 4, 1: l / 4 + 8) of a warp's accumulators, times `factor`, to 16-bit memory.
-// Four lanes hold a row, each two columns of every eight; a 4x4 transpose among them gives each
-// lane eight columns in sequence, so that every store is 16 bytes.
+// Stores row `kHalf` (0: l / 4, 1: l / 4 + 8) of a warp's accumulators, times `factor`, in 16 bits.
+// Four lanes hold a row, two columns of every eight each. A 4x4 transpose among them gives each
+// lane eight consecutive columns, so that every store is 16 bytes.
 template <class Element, int kHalf, int kColumns>
 __device__ __forceinline__ void StoreRowElements(const float (&d)[kColumns / 2], float factor,
                                                  Element* row, bool valid, int head_dim) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void StoreRowElements(const float (&d)[kColumns / 2],
       const int i = (group * 4 + j) * 4 + 2 * kHalf;
       own[j] = Pack<Element>(d[i] * factor, d[i + 1] * factor);
     }
-    // Exchange with the lane at distance 1, then 2: element j of lane i becomes element i of lane
+    // Exchanges with the lane at distance 1, then 2: element j of lane i becomes element i of lane
     // j.
 #pragma unroll
     for (int distance = 1; distance <= 2; distance *= 2) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ void StoreRowFloat(const float (&d)[kColumns / 2], fl
   }
 }
 
-// Row `kHalf` of fp32 memory to a warp's accumulators; where it is not valid and beyond head_dim
-// zeros.
+// Loads row `kHalf` of fp32 memory into a warp's accumulators. Elements beyond head_dim are zeros,
+// and so are rows that are not valid.
 template <int kHalf, int kColumns>
 __device__ __forceinline__ void LoadRowFloat(const float* row, bool valid, int head_dim,
                                              float (&d)[kColumns / 2]) {
@@ -79,8 +79,8 @@ __device__ __forceinline__ void LoadRowFloat(const float* row, bool valid, int h
   }
 }
 
-// Both rows of the thread: d * factor to the row at `offset` of an operand and the one 8 rows
-// below, of fp32 or of Element.
+// Stores d * factor, both rows of the thread, in fp32 or Element: the row at `offset` of the
+// operand, and the row 8 below.
 template <class Element, int kColumns>
 __device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 2],
                                           const float (&factor)[2], const AttentionOperand& operand,

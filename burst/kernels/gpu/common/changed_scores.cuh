@@ -1,4 +1,4 @@
-// Changed scores (burst/kernels/scores.h) of one head, and the largest of them.
+// Computes the changed scores of one head (burst/kernels/scores.h), and the largest of them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,7 +29,7 @@ class ChangedScores {
     return ScoreAt(QueryPosition(i), KeyPosition(j), score, slope);
   }
 
-  // What dropout multiplies P by.
+  // Returns the factor of P under dropout: 0, or 1 / (1 - dropout).
   __device__ T Weight(int64_t i, int64_t j) const {
     if (!drops()) return 1;
     const bool kept =
@@ -50,7 +50,7 @@ class ChangedScores {
     const int distance = q_position - k_position;
     return score - slope_ * static_cast<T>(distance < 0 ? -distance : distance);
   }
-  // Whether dropout keeps the weights of a query and two keys; neighbors mostly share their words.
+  // Computes whether dropout keeps the weights of a query and two keys, which mostly share words.
   __device__ __forceinline__ void KeepsPair(int32_t q_position, const int32_t (&k_positions)[2],
                                             bool (&kept)[2]) const {
     PhiloxCounter words = DropoutWords(changes_.seed, row_, head_, q_position, k_positions[0]);
@@ -62,7 +62,7 @@ class ChangedScores {
   }
 
   __device__ bool drops() const { return changes_.dropout != 0; }
-  __device__ T kept() const { return kept_; }  // what a weight that is kept is multiplied by
+  __device__ T kept() const { return kept_; }  // factor of a weight that is kept
   __device__ int32_t QueryPosition(int64_t i) const {
     return changes_.q_positions == nullptr ? static_cast<int32_t>(i) : changes_.q_positions[i];
   }
@@ -71,7 +71,7 @@ class ChangedScores {
   }
 
  private:
-  // Without an index that only memory could take.
+  // Selects without an index, because an array with an index would be in memory.
   __device__ __forceinline__ static uint32_t Word(const PhiloxCounter& words, int32_t position) {
     const uint32_t low = position & 1 ? words[1] : words[0];
     const uint32_t high = position & 1 ? words[3] : words[2];
@@ -85,10 +85,10 @@ class ChangedScores {
   const T kept_;
 };
 
-// *largest = max(*largest, value), by any number of threads; the bits of floats of one sign are in
-// their order, of negative ones in the opposite.
+// Computes *largest = max(*largest, value), by any number of threads. As integers, the bits of
+// positive floats have the floats' order, and the bits of negative floats the opposite order.
 __device__ inline void RaiseTo(float value, float* largest) {
-  if (__float_as_int(value) >= 0) {  // -0 is a negative one
+  if (__float_as_int(value) >= 0) {  // false for -0
     atomicMax(reinterpret_cast<int*>(largest), __float_as_int(value));
   } else {
     atomicMin(reinterpret_cast<unsigned*>(largest), __float_as_uint(value));

@@ -11,8 +11,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kMaxGridY = 65535;
 
-// The rows [head_dim] of a tensor [batch, seqlen, num_heads, head_dim], in the order of memory;
-// kLanes lanes take one. blockIdx.y walks the batch, so that a lane divides once, in 32 bits.
+// Finds the rows [head_dim] of a tensor [batch, seqlen, num_heads, head_dim], in memory's order.
+// Each row has kLanes lanes. blockIdx.y walks the batch, so that a lane divides once, in 32 bits.
 template <int kLanes>
 struct Row {
   static constexpr int kPerBlock = kThreads / kLanes;
@@ -34,8 +34,8 @@ struct Row {
   bool valid;
 };
 
-// delta[b, h, i] = rowsum(dO * O) - dlse. A lane takes vectors of 16 bytes; whether they are loaded
-// as such changes no bit of the result.
+// Computes delta[b, h, i] = rowsum(dO * O) - dlse. Lanes take vectors of 16 bytes, with or without
+// kVectorized loads, which change no bit.
 template <typename T, int kLanes, bool kVectorized>
 __global__ __launch_bounds__(kThreads) void DeltaKernel(
     const __grid_constant__ FlashDeltaParams params) {
@@ -79,7 +79,7 @@ __global__ __launch_bounds__(kThreads) void DeltaKernel(
   }
 }
 
-// sum += kVec consecutive elements; 16 bytes a load at most.
+// Adds kVec consecutive elements to `sum`, with loads of at most 16 bytes.
 template <int kVec, typename T>
 __device__ void AddVec(const T* x, float (&sum)[kVec]) {
   constexpr int kStep = kVec < kVecSize<T> ? kVec : kVecSize<T>;
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(kThreads) void ConvertKernel(
   }
 }
 
-// A thread block for a row of out; all threads find the same weights.
+// A thread block computes a row of out; all its threads find the same weights.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void MergeKernel(const Accumulator<T>* parts,
                                                         const Accumulator<T>* sinks, int sets,
@@ -140,8 +140,8 @@ __global__ __launch_bounds__(kThreads) void MergeKernel(const Accumulator<T>* pa
   }
 }
 
-// A thread block for a head: a thread adds up every kThreads-th row, and a tree adds up the
-// threads.
+// A thread block computes the gradient of one head's sink. A thread adds up every kThreads-th row,
+// and a tree adds up the threads.
 template <typename A>
 __global__ __launch_bounds__(kThreads) void SinkGradsKernel(const A* lse, const A* delta,
                                                             const A* sinks, int batch, int q_len,
@@ -164,7 +164,7 @@ __global__ __launch_bounds__(kThreads) void SinkGradsKernel(const A* lse, const 
   if (threadIdx.x == 0) dsinks[h] = static_cast<A>(sums[0]);
 }
 
-// Whether every row begins at a multiple of 16 bytes and consists of whole vectors of `vec`
+// Returns whether every row begins at a multiple of 16 bytes and consists of whole vectors of `vec`
 // elements.
 bool InVectors(const AttentionOperand& operand, int64_t head_dim, int64_t element_bytes,
                int64_t vec) {
@@ -174,7 +174,7 @@ bool InVectors(const AttentionOperand& operand, int64_t head_dim, int64_t elemen
          operand.head_stride % elements == 0;
 }
 
-// `rows` of a batch row, `per_block` of them a block.
+// Returns the grid for `rows` rows in each row of the batch, `per_block` rows a thread block.
 dim3 Grid(int64_t batch, int64_t rows, int per_block) {
   BURST_CHECK_LT(rows, int64_t{1} << 32);
   return dim3(static_cast<unsigned>((rows + per_block - 1) / per_block),
@@ -204,7 +204,7 @@ void LaunchConvert(const ConvertParams& params, bool addend_is_float) {
 
 }  // namespace
 
-// As many lanes as a row has vectors, or 32.
+// Takes as many lanes as a row has vectors of 16 bytes, at most 32.
 void Delta(const FlashDeltaParams& params) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch * shape.q_len * shape.num_heads == 0) return;

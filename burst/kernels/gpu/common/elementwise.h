@@ -1,5 +1,5 @@
-// The memory-bound steps around the backward, for every dtype and head_dim. Queued on the thread's
-// stream.
+// The memory-bound steps around the backward, for every dtype and head_dim. They are queued on the
+// thread's stream.
 #pragma once
 
 #include "burst/kernels/flash_attention.h"
@@ -7,17 +7,17 @@
 namespace burst {
 namespace cuda {
 
-// FlashDeltaParams: operands of any floating-point dtype and strides.
+// Computes delta of FlashDeltaParams: operands of any floating-point dtype and strides.
 void Delta(const FlashDeltaParams& params);
 
-// to = from + addend [batch, seqlen, num_heads, head_dim]; float32 to `dtype`, bfloat16 or float16,
-// both of any strides. addend: null, or of float32 or `dtype`, of any strides too.
+// Computes to = from + addend, all [batch, seqlen, num_heads, head_dim] of any strides. Tensor
+// `from` is float32, `to` is `dtype`: bfloat16 or float16. addend: null, float32 or `dtype`.
 void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to, DType dtype);
 
-// FlashMerge.
+// Merges partial results, as FlashMerge says.
 void MergeParts(const Tensor& parts, const Tensor& out, const Tensor& sinks);
 
-// FlashSinkGrads.
+// Computes the gradients of sinks, as FlashSinkGrads says.
 void SinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks, const Tensor& dsinks);
 
 }  // namespace cuda

@@ -1,6 +1,6 @@
-// The repair of isolation.h. A warp computes a row at a time, 32 keys or queries together: first
-// their dot products with the row, a lane for each, then the sum over them, a lane for every 32nd
-// channel. Sums are float32 and in a fixed order.
+// Implements the repair of isolation.h. A warp computes one row, for 32 keys or queries at a time.
+// First each lane computes one dot product with the row. Then each lane sums every 32nd channel.
+// Sums are float32 and in a fixed order.
 #include <algorithm>
 #include <cmath>
 
@@ -17,9 +17,9 @@ namespace cuda {
 namespace {
 
 constexpr int kWarps = 8, kLanes = 32, kThreads = kWarps * kLanes;
-constexpr int kMaxHeadDim = k16BitHeadDims.most, kOwn = kMaxHeadDim / kLanes;  // a lane's channels
+constexpr int kMaxHeadDim = k16BitHeadDims.most, kOwn = kMaxHeadDim / kLanes;  // channels of a lane
 
-// The channels of a row that a lane owns: lane, lane + 32, ...
+// Holds the channels of a row that a lane owns: lane, lane + 32, ...
 struct Channels {
   float x[kOwn] = {};
 
@@ -71,7 +71,7 @@ __device__ float WarpSum(float x) {
   return x;
 }
 
-// to = keep * from + factor * x, of a row that is T or float32; `from` is not read if keep is 0.
+// Computes to = keep * from + factor * x of T or float32; `from` is not read if keep is 0.
 template <typename T>
 __device__ void StoreRow(Channels& x, float factor, float keep, const float* from, T* to,
                          int head_dim) {
@@ -81,14 +81,14 @@ __device__ void StoreRow(Channels& x, float factor, float keep, const float* fro
   });
 }
 
-// Waits for the kernel before this one, whose end this one need not have waited for.
+// Waits for the end of the kernel before this one, during which this one may have started.
 __device__ __forceinline__ void WaitForKernelBefore() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-// O = softmax(S) V and lse of one query, merged with earlier calls.
+// Computes O = softmax(S) V and lse of one query, merged with earlier calls.
 template <typename T, bool kChanged>
 __device__ void RepairQuery(const FlashForwardParams& params, int64_t b, int64_t h, int64_t i,
                             float* query) {
@@ -170,7 +170,7 @@ __global__ __launch_bounds__(kThreads) void RepairForwardKernel(
   }
 }
 
-// Inputs of a backward for one batch row and head, and what they give for a query and a key.
+// Holds the inputs of a backward for one head, and computes P and dS for a query and a key.
 template <typename T, bool kChanged>
 struct BackwardHead {
   __device__ BackwardHead(const FlashBackwardParams& params, int64_t b, int64_t h)
@@ -184,7 +184,7 @@ struct BackwardHead {
         lse(static_cast<const float*>(params.lse) + (b * shape.num_heads + h) * shape.q_len),
         delta(static_cast<const float*>(params.delta) + (b * shape.num_heads + h) * shape.q_len) {}
 
-  // s, dp: products of the rows of q and k, and of dout and v.
+  // s is the product of rows of q and k, dp the product of rows of dout and v.
   __device__ Probability<float, kChanged> At(int64_t i, int64_t j, float s, float dp) const {
     return {s, dp, static_cast<float>(shape.softmax_scale), lse[i], delta[i], true, changed, i, j};
   }
@@ -196,7 +196,7 @@ struct BackwardHead {
   const float *lse, *delta;
 };
 
-// dQ of one query += scale dS K, over the keys whose marks say that dQ misses them.
+// Adds scale dS K to dQ of one query, over the keys whose marks say that dQ misses them.
 template <typename T, bool kChanged>
 __device__ void RepairDq(const FlashBackwardParams& params, const int32_t* marks, int64_t splits,
                          int64_t b, int64_t h, int64_t i, float (*rows)[kMaxHeadDim]) {
@@ -237,7 +237,7 @@ __device__ void RepairDq(const FlashBackwardParams& params, const int32_t* marks
   __syncwarp();  // before the next row takes this one's place
 }
 
-// Adds to dK += scale dS^T Q and dV += P^T dO of one key over the queries of one head.
+// Adds dS^T Q to dk and P^T dO to dv: one key, the queries of one head. The caller scales dk.
 template <typename T, bool kChanged>
 __device__ void AddKeyGradients(const BackwardHead<T, kChanged>& head, int64_t first_query,
                                 int64_t last_query, int j, const float (*rows)[kMaxHeadDim],
@@ -261,7 +261,7 @@ __device__ void AddKeyGradients(const BackwardHead<T, kChanged>& head, int64_t f
   }
 }
 
-// dK and dV of one key, from the splits whose marks say that they are missing.
+// Repairs dK and dV of one key, for the splits whose marks say that they are missing.
 template <typename T, bool kChanged>
 __device__ void RepairKey(const FlashBackwardParams& params, const int32_t* marks, int64_t splits,
                           int64_t b, int64_t kv_head, int j, float (*rows)[kMaxHeadDim]) {
@@ -308,7 +308,7 @@ __device__ void RepairKey(const FlashBackwardParams& params, const int32_t* mark
   if (missing & kMissingDv) add(dv, 1, params.dv, params.dv_out);
 }
 
-// A warp for every query, then one for every key.
+// Repairs with a warp for every query, then with a warp for every key.
 template <typename T, bool kChanged>
 __global__ __launch_bounds__(kThreads) void RepairBackwardKernel(
     const __grid_constant__ FlashBackwardParams params, const int32_t* marks, int64_t splits) {
@@ -335,8 +335,8 @@ __global__ __launch_bounds__(kThreads) void RepairBackwardKernel(
 }
 
 // Starts kernel(params, marks, rest...) with a warp for each row, as far as the GPU holds them.
-// From Hopper on it is launched while the kernel before it still runs, because it mostly ends at
-// once.
+// From Hopper on it starts while the kernel before it still runs, because it mostly has nothing to
+// repair.
 template <typename Params, typename... Rest>
 void Launch(void (*kernel)(Params, const int32_t*, Rest...), int64_t rows, const Params& params,
             const int32_t* marks, Rest... rest) {

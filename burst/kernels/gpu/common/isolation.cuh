@@ -1,4 +1,4 @@
-// How a kernel marks what isolation.h repairs.
+// Marks the results that isolation.h repairs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 namespace burst {
 namespace cuda {
 
-// group: of kMarkRows rows, counted over all heads and batch rows.
+// Marks a group of kMarkRows rows. Groups count over all heads and batch rows.
 __device__ __forceinline__ void Mark(int32_t* marks, int64_t group, int bits) {
   marks[0] = 1;
   atomicOr(marks + 1 + group, bits);
@@ -18,14 +18,14 @@ __device__ __forceinline__ void Mark(int32_t* marks, int64_t group, int bits) {
 
 __device__ __forceinline__ bool IsFinite(float x) { return fabsf(x) < INFINITY; }
 
-// What a backward's block has seen that may not be finite. Each thread that sees something sets it
-// to 1.
+// Records which inputs of a backward's block may not be finite. A thread that sees one sets it to
+// 1.
 struct Suspicion {
   int keys;     // K or V
   int queries;  // Q or dO
 };
 
-// Whether all numbers are finite and add up to a finite number.
+// Returns whether all numbers are finite and add up to a finite number.
 template <int kCount>
 __device__ __forceinline__ bool AreFinite(const float (&x)[kCount]) {
   float sum = 0;
@@ -34,8 +34,8 @@ __device__ __forceinline__ bool AreFinite(const float (&x)[kCount]) {
   return IsFinite(sum);
 }
 
-// Whether a warp's results, 16 rows of kColumns, may depend on keys or values that are not finite.
-// Such keys reach all rows of a tile, so that the first row of each thread shows them.
+// Returns whether a warp's results, 16 rows of kColumns, may depend on keys or values that are not
+// finite. Such keys reach all rows of a tile, so each thread looks at its first row only.
 template <int kColumns>
 __device__ __forceinline__ bool IsPoisoned(const float (&o)[kColumns / 2]) {
   float sum = 0;

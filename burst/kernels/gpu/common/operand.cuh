@@ -1,4 +1,4 @@
-// How kernels see an operand and a mask.
+// Accesses the elements of an operand and of a mask in a kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +16,7 @@ __device__ __forceinline__ int64_t Offset(const AttentionOperand& operand, int64
   return b * operand.batch_stride + row * operand.seq_stride + h * operand.head_stride;
 }
 
-// One head of a batch row of an operand: row(i) is [head_dim].
+// Points at one head of a batch row of an operand: row(i) is [head_dim].
 template <typename T>
 struct Head {
   __device__ Head(const AttentionOperand& operand, int64_t b, int64_t h)
@@ -28,7 +28,7 @@ struct Head {
   int64_t stride;
 };
 
-// The keys a query sees, cut to those there are.
+// Gives the keys that a query sees, cut to the keys of the call.
 class Visible {
  public:
   __device__ Visible(const FlashAttentionShape& shape, int64_t b)
@@ -42,7 +42,7 @@ class Visible {
   __device__ int begin(int64_t i) const { return begin_ == nullptr ? 0 : max(0, begin_[i]); }
   __device__ int end(int64_t i) const { return end_ == nullptr ? k_len_ : min(k_len_, end_[i]); }
 
-  // The first query, up to q_len, that sees beyond key j, and the first whose keys begin after it.
+  // Returns the first query whose keys end after key j, or q_len; next, whose keys begin after it.
   __device__ int64_t FirstEndingAfter(int64_t q_len, int j) const {
     return Search(q_len, [&](int64_t i) { return end(i) > j; });
   }

@@ -1,4 +1,4 @@
-// A query's probability of a key, and its gradient.
+// Computes a query's probability of a key, and the gradient of its score.
 #pragma once
 
 #include <cuda_runtime.h>

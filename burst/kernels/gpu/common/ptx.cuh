@@ -20,7 +20,7 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
-// (low, high) -> two of Element, BFloat16 or Float16, in a register, round to nearest even.
+// Rounds (low, high) to two of Element, BFloat16 or Float16, in a register, to nearest even.
 template <class Element>
 __device__ __forceinline__ uint32_t Pack(float low, float high) {
   static_assert(std::is_same_v<Element, BFloat16> || std::is_same_v<Element, Float16>, "");
@@ -37,8 +37,8 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Values that threads of other blocks wrote before their release are visible after an acquire that
-// reads it.
+// Loads with acquire semantics: what other blocks wrote before they released this value is then
+// visible.
 __device__ __forceinline__ int LoadAcquire(const int* source) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");

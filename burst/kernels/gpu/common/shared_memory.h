@@ -11,11 +11,11 @@ namespace cuda {
 // Specifications per Compute Capability").
 int64_t SharedMemoryPerBlock();
 
-// For tests: limits the shared memory of all GPUs of the process to `bytes`; 0 removes the limit.
+// Limits the shared memory of all GPUs of the process to `bytes`, for tests; 0 removes the limit.
 void LimitSharedMemory(int64_t bytes);
 
-// Call it before a launch of `kernel` with `bytes` bytes of dynamic shared memory, which must be at
-// most SharedMemoryPerBlock.
+// Allows `kernel` `bytes` bytes of dynamic shared memory, at most SharedMemoryPerBlock. Call it
+// before the launch.
 void AllowSharedMemory(const void* kernel, int64_t bytes);
 
 }  // namespace cuda

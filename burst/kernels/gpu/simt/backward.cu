@@ -90,7 +90,7 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void QueryGradient
   }
 }
 
-// A block owns a tile of keys and values and reads the queries that see it, of every query head of
+// A block owns a tile of keys and values. It reads the queries that see it, of every query head of
 // the group:
 //
 //   dV += P^T dO;  dK += scale dS^T Q

@@ -1,8 +1,7 @@
-// Attention on any GPU, without tensor cores: float32 and float64, any head_dim up to 256. For
-// training in float32 and for tests; what they compute in is the dtype itself. No atomics: dQ, and
-// dK with dV, are kernels of their own, so every result is bitwise the same in every run.
-//
-// Semantics as in burst/kernels/flash_attention.h. Queued on the thread's stream.
+// Attention on any GPU, without tensor cores, for training in float32 and for tests. It computes in
+// the inputs' dtype, float32 or float64, for any head_dim up to 256. dQ has one kernel, dK and dV
+// another. So nothing is atomic, and results have the same bits in every run. See
+// burst/kernels/flash_attention.h for the semantics. Calls are queued on the thread's stream.
 #pragma once
 
 #include "burst/kernels/flash_attention.h"
@@ -10,8 +9,8 @@
 namespace burst {
 namespace simt {
 
-// Whether the calling thread's GPU has the shared memory for it: float64 with a head_dim above 128
-// needs 131 KB a thread block, all else at most 99 KB.
+// Returns whether the thread's GPU has enough shared memory a thread block: 131 KB for float64 with
+// a head_dim above 128, else at most 99 KB.
 bool Fits(DType dtype, int64_t head_dim);
 
 void Forward(const FlashForwardParams& params);

@@ -13,7 +13,7 @@ namespace {
 //   S = scale Q K^T;  m' = max(m, rowmax S);  P = exp(S - m')
 //   l = l exp(m - m') + rowsum P;  O = O exp(m - m') + P V
 //
-// kChanged: scores and weights are changed, or the largest is asked for (burst/kernels/scores.h).
+// kChanged: scores and weights are changed, or the largest score is asked for (scores.h).
 template <typename T, class Tile, bool kChanged>
 __global__ __launch_bounds__(kThreads,
                              Tile::kForwardBlocks) void ForwardKernel(FlashForwardParams params,

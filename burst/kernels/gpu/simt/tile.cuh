@@ -1,7 +1,7 @@
 // Tiles of the float32 and float64 kernels, which have 256 threads as a square of 16 x 16. Thread
-// (y, x) holds the rows y + 16 r of a matmul's result. If its columns are keys or queries, the
-// thread holds the columns x + 16 c. If they are channels of head_dim, it holds vectors of 16
-// bytes, the x-th of every 16.
+// (y, x) holds the rows y + 16 r of a matmul's result. Columns that are keys or queries: it holds x
+// + 16 c. Columns that are channels of head_dim: it holds every 16th vector of 16 bytes, from the
+// x-th on.
 #pragma once
 
 #include <cstdint>
@@ -23,29 +23,29 @@ using cuda::Visible;
 constexpr int kThreads = 256;
 constexpr int kSide = 16;
 
-// kHalves: for GPUs whose thread blocks have 99 KB of shared memory, tiles of half as many rows.
+// kHalves: tiles of half as many rows, for GPUs with 99 KB of shared memory a thread block.
 template <typename T, int kHeadDimPadded, bool kHalves = false>
 struct Tile {
-  static constexpr int kHeadDim = kHeadDimPadded;  // 64, 128 or 256; zeros beyond head_dim
-  // Rows, of queries as of keys: so many that five tiles fit the shared memory of a thread block.
+  static constexpr int kHeadDim = kHeadDimPadded;  // 64, 128 or 256; padded with zeros
+  // Rows of queries and of keys. Five tiles of them fit the shared memory of a thread block.
   static constexpr int kRows = (kHeadDim <= 128 ? 64 : 32) / (kHalves ? 2 : 1) *
                                static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
   static_assert(kRows % kSide == 0, "a row of threads has no row");
   static constexpr int kPerThread = kRows / kSide;
   static constexpr int kVec = 16 / sizeof(T);
-  // Rows 16 bytes longer than a multiple of all banks: eight threads read vectors of eight rows at
-  // once.
+  // Rows are 16 bytes longer than a multiple of all banks, so that eight threads can read vectors
+  // of eight rows at once.
   static constexpr int kStride = kHeadDim + kVec;    // of [rows, head_dim]
   static constexpr int kScoreStride = kRows + kVec;  // of [rows, rows]
   static constexpr int kSize = kRows * kStride;
   static constexpr int kScoreSize = kRows * kScoreStride;
-  static constexpr int kColumns = kHeadDim / kSide;  // of head_dim, a thread's
+  static constexpr int kColumns = kHeadDim / kSide;  // of head_dim, for a thread
 
   static constexpr int64_t kForwardBytes = (2 * kSize + kScoreSize) * int64_t{sizeof(T)};
   static constexpr int64_t kBackwardBytes = (4 * kSize + kScoreSize) * int64_t{sizeof(T)};
 
-  // Thread blocks that share a multiprocessor: two, if their tiles fit its 227 KB. Each then has at
-  // most 128 registers a thread.
+  // Thread blocks that share a multiprocessor: two, if the tiles of two fit its 227 KB. Each then
+  // has at most 128 registers a thread.
   static constexpr int kForwardBlocks = 2 * (kForwardBytes + 1024) <= 227 * 1024 ? 2 : 1;
   static constexpr int kBackwardBlocks = 2 * (kBackwardBytes + 1024) <= 227 * 1024 ? 2 : 1;
 
@@ -68,8 +68,8 @@ __device__ bool LoadTile(const Head<T>& head, int64_t first, int64_t rows, int h
   return zero == 0;
 }
 
-// scores = a b^T; a, b [rows, head_dim]. It adds up sums of 16 products. A single sum would round
-// head_dim times, which is too inexact for scores of a million.
+// Computes scores = a b^T with a, b [rows, head_dim], as sums of 16 products each. A single sum
+// would round head_dim times, which is too inexact for scores of a million.
 template <class Tile, typename T>
 __device__ void Matmul(const T* a, const T* b, T (&scores)[Tile::kPerThread][Tile::kPerThread]) {
   using Vec = cuda::Vec<T, Tile::kVec>;
@@ -115,7 +115,7 @@ __device__ int ColumnOf(int x, int c) {
   return c / Tile::kVec * Tile::kVec * kSide + x * Tile::kVec + c % Tile::kVec;
 }
 
-// sums += scores b; scores [rows, rows], b [rows, head_dim]
+// Computes sums += scores b, with scores [rows, rows] and b [rows, head_dim].
 template <class Tile, typename T>
 __device__ void AddMatmul(const T* scores, const T* b,
                           T (&sums)[Tile::kPerThread][Tile::kColumns]) {
@@ -144,7 +144,7 @@ __device__ void AddMatmul(const T* scores, const T* b,
   }
 }
 
-// Adds scores b like AddMatmul, but row j of b to a row of the sums only if sees(r, j), where r
+// Adds scores b like AddMatmul, but skips row j of b for a row of the sums unless sees(r, j). r
 // counts the thread's rows. A row of b that is not finite would add 0 x NaN to the sums.
 template <class Tile, typename T, class Sees>
 __device__ void AddSeen(const T* scores, const T* b, Sees sees,
@@ -164,7 +164,7 @@ __device__ void AddSeen(const T* scores, const T* b, Sees sees,
   }
 }
 
-// The thread's part of a matmul to shared memory, [rows, rows].
+// Stores the thread's part of a matmul in shared memory, [rows, rows].
 template <class Tile, typename T>
 __device__ void StoreScores(const T (&values)[Tile::kPerThread][Tile::kPerThread], T* scores) {
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
@@ -177,7 +177,7 @@ __device__ void StoreScores(const T (&values)[Tile::kPerThread][Tile::kPerThread
   }
 }
 
-// row = keep * row + factor * sums; the row's old elements are not read when keep is 0.
+// Computes row = keep * row + factor * sums; the row's old elements are not read when keep is 0.
 template <class Tile, typename T>
 __device__ void StoreRow(const T (&sums)[Tile::kColumns], T factor, T keep, int head_dim, T* row) {
   const int x = threadIdx.x % kSide;
@@ -190,7 +190,7 @@ __device__ void StoreRow(const T (&sums)[Tile::kColumns], T factor, T keep, int 
   }
 }
 
-// Over the 16 threads of a row.
+// Reduces over the 16 threads of a row.
 template <typename T>
 __device__ T RowMax(T value) {
 #pragma unroll
@@ -208,8 +208,8 @@ __device__ T RowSum(T value) {
   return value;
 }
 
-// A block of threads is one tile of one head of one batch row; last tiles first, for they are the
-// longest of a causal mask.
+// A thread block takes one tile of one head of one batch row. The last tiles come first, because
+// they are the longest under a causal mask.
 struct TileIndex {
   __device__ TileIndex(int64_t tiles, int64_t heads, int rows)
       : first((tiles - 1 - blockIdx.x % tiles) * rows),
@@ -219,7 +219,7 @@ struct TileIndex {
   int64_t h, b;
 };
 
-// Runs kernel<T, padded head_dim>, one block a tile of `length` rows of `heads`.
+// Runs kernel<T, padded head_dim>, a thread block for each tile of `length` rows of `heads` heads.
 template <typename Kernel, typename Params>
 void LaunchTiles(Kernel kernel, const Params& params, int64_t rows, int64_t length, int64_t heads,
                  int64_t shared_bytes) {
@@ -232,8 +232,8 @@ void LaunchTiles(Kernel kernel, const Params& params, int64_t rows, int64_t leng
   BURST_CUDA_CHECK_LAUNCH("attention");
 }
 
-// The bytes of the largest kernel with tiles for float64 and head_dim above 128, which have no
-// halves: 16 rows are the fewest.
+// The bytes of the largest kernel: float64, head_dim above 128. It has no variant with half the
+// rows, because 16 rows are the fewest.
 constexpr int64_t kWidestBytes = Tile<double, 256>::kBackwardBytes;
 
 // Calls function(T{}, Tile<T, kHeadDim>{}) for the dtype and head_dim of a shape.

@@ -1,14 +1,14 @@
-// Backward on Ampere's tensor cores. A block owns kBlockN keys of a KV head. It reads the query
-// tiles that see them, of every query head of the group, and copies the next one while it computes
-// with this one:
+// The backward on Ampere's tensor cores. A block owns kBlockN keys of a KV head. It reads the query
+// tiles that see them, of every query head of the group. While it computes with one tile, it copies
+// the next:
 //
 //   S = Q K^T;  P = 2^(c S - lse log2 e), c = softmax_scale log2 e;  dP = dO V^T
 //   dS = P * (dP - delta);  dV += P^T dO;  dK += dS^T Q;  dQ += dS K
 //
 // dK and dV stay in registers and need no addition across blocks. P and dS go through shared
-// memory, because the warps divide each matmul in another way; dQ goes to global memory by atomic
-// additions in float32. Deterministic: blocks add to a query tile in the order of their keys, by a
-// counter of those that have. All blocks walk the query tiles from the last one, so that they wait
+// memory, because the warps divide each matmul in another way. dQ is added atomically in global
+// memory, in float32. In a deterministic call, blocks add to a query tile in the order of their
+// keys, by a counter. All blocks begin with the last tile, so they wait only at the start.
 // for each other at the start only, and always for blocks of smaller index.
 //
 // Traits::kChanged: scores are changed and weights dropped (burst/kernels/scores.h); dV is
@@ -27,7 +27,7 @@ namespace sm80 {
 
 namespace {
 
-// The place of one (query head, query tile) in a stage of shared memory.
+// The addresses of one (query head, query tile) in a stage of shared memory.
 template <class Traits>
 struct Stage {
   __device__ __forceinline__ explicit Stage(uint32_t base)
@@ -50,8 +50,8 @@ struct Step {
 
 // Returns the query tiles whose range [begin of the first row, end of the last row) meets the keys
 // [key, key_end). Some of these tiles may see none of the keys. But the key tiles that a query tile
-// meets are then consecutive, beginning with the one that holds its first row's `begin`. They take
-// turns in that order.
+// meets are consecutive, from the one that holds its first row's `begin`. They take turns in that
+// order.
 template <int kBlockM>
 __device__ __forceinline__ QueryTiles VisibleTiles(const Visible& visible, int64_t q_len, int key,
                                                    int key_end) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ float LoadShared(uint32_t address) {
   return x;
 }
 
-// dQ rows += scale * d, of the warp's part: row 0 is query `first`.
+// Adds scale * d, the warp's part, to rows of dQ. Row 0 is query `first`.
 template <int kM, int kN>
 __device__ __forceinline__ void AddRows(const float (&d)[kM][kN][4], float scale,
                                         const Head<float>& dq, int first, int q_len, int column,
@@ -113,7 +113,7 @@ __device__ __forceinline__ void AddRows(const float (&d)[kM][kN][4], float scale
   }
 }
 
-// Blocks of keys take turns at a query tile: *counter of them have been there.
+// Blocks of keys take turns at a query tile: *counter is the number of blocks that have added.
 __device__ __forceinline__ void WaitForTurn(const int* counter, int turn) {
   if (threadIdx.x == 0) {
     while (LoadAcquire(counter) != turn) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void PassTurn(int* counter, int turn) {
 }
 
 // Looks at a warp's first row of S or dP. A key or value that is not finite makes its whole column
-// not finite, so that one row shows it.
+// not finite, so one row shows it.
 template <int kM, int kN>
 __device__ __forceinline__ void SuspectKeys(const float (&s)[kM][kN][4],
                                             cuda::Suspicion& suspicion) {
@@ -138,8 +138,8 @@ __device__ __forceinline__ void SuspectKeys(const float (&s)[kM][kN][4],
   if (!cuda::IsFinite(sum)) suspicion.keys = 1;
 }
 
-// Looks at a warp's first column of S or dP. A query or gradient of the output that is not finite
-// makes its whole row not finite.
+// Looks at a warp's first column of S or dP. A row of Q or dO that is not finite makes its whole
+// row of S or dP not finite.
 template <int kM, int kN>
 __device__ __forceinline__ void SuspectQueries(const float (&s)[kM][kN][4],
                                                cuda::Suspicion& suspicion) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void SuspectQueries(const float (&s)[kM][kN][4],
   if (!cuda::IsFinite(sum)) suspicion.queries = 1;
 }
 
-// Looks at the statistics of a stage's rows, of which `rows` exist. They show what such a query has
+// Looks at lse and delta of a stage's rows, of which `rows` exist. They show what the queries have
 // met in other tiles of keys.
 template <class Traits>
 __device__ __forceinline__ void SuspectQueries(const Stage<Traits>& stage, int rows,
@@ -160,7 +160,7 @@ __device__ __forceinline__ void SuspectQueries(const Stage<Traits>& stage, int r
   if (!cuda::IsFinite(fabsf(lse) + fabsf(delta))) suspicion.queries = 1;
 }
 
-// Whether a warp's channels of dK or dV of 16 keys are not finite; then all warps clear their own
+// Finds whether a warp's channels of dK or dV of 16 keys are not finite. All warps then clear their
 // channels of these keys, for the repair of common/isolation.h.
 template <int kN>
 __device__ __forceinline__ void FindMissing(const float (&d)[kN][4], int bit, int* missing) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void ClearMissing(int bit, const int* missing, float 
   for (int n = 0; n < kN; ++n) d[n][0] = d[n][1] = d[n][2] = d[n][3] = 0;
 }
 
-// counters [batch, num_heads, query_tiles]: zeros, or null when the order is free.
+// counters: [batch, num_heads, query_tiles], zeros; null if the additions may come in any order.
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     const __grid_constant__ FlashBackwardParams params, int key_tiles, int query_tiles,
@@ -235,7 +235,7 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     const bool is_last = next.h == (kv_head + 1) * group;
     if (Traits::kStages > 1) base = 2 * stages + Stage<Traits>::kBytes - base;
     WaitCopies<0>();
-    __syncthreads();  // this stage is here, and nobody reads the last one, P or dS any more
+    __syncthreads();  // this stage is here, and no warp reads P, dS or the last stage any more
     if (Traits::kStages > 1 && !is_last) {
       LoadStage<Traits>(params, b, next.h, next.tile, base);
       CommitCopies();
@@ -285,8 +285,8 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
           const int row = s_row + 16 * m + 8 * half + lane / 4;
           const float row_lse = LoadShared(stage.lse + row * 4);
           const float delta = LoadShared(stage.delta + row * 4);
-          // For a query that sees nothing, P = 2^-inf. Queries from q_len on are all zeros, and so
-          // are their dS and dO.
+          // A query that sees nothing has P = 2^-inf. Queries from q_len on are zeros, and their dS
+          // and dO are zeros, too.
           const float lse = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
 #pragma unroll
           for (int n = 0; n < kSN; ++n) {
@@ -308,7 +308,7 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     Multiply<Element, kBlockM>(AT<kBlockN>(ds_tile, 0, dk_row), BT<kHeadDim>(stage.q, 0, dk_column),
                                dk);
     if (Traits::kStages == 1 && !is_last) {
-      __syncthreads();  // nobody reads Q and dO any more
+      __syncthreads();  // no warp reads Q and dO any more
       LoadStage<Traits>(params, b, next.h, next.tile, stages);
       CommitCopies();
     }

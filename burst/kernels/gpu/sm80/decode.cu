@@ -1,6 +1,6 @@
-// Forward for few queries and many keys, as when a model generates text: bound by reading K and V
-// once. The keys of a KV head are shared out to several blocks (FlashDecoding, Dao et al., 2023),
-// and a block's among its warps:
+// The forward for few queries and many keys, as when a model generates text. Its limit is reading K
+// and V once. Several blocks share the keys of a KV head (FlashDecoding, Dao et al., 2023), and the
+// warps of a block share its keys:
 //
 //   block    16 or 32 rows, each a query of one of the heads that share the KV head, and a part of
 //            the keys that these rows see; its warps take 16 keys each in turn
@@ -27,30 +27,30 @@ namespace {
 
 struct DecodeArgs {
   FlashForwardParams params;
-  int parts;       // of the keys
-  int rows;        // of a KV head: queries times the heads of its group
-  int row_tiles;   // of a KV head
-  float* partial;  // [batch, num_heads, q_len, parts, kHeadDim] with more than one part,
-  float* lse;      // and [batch, num_heads, q_len, parts]
-  int32_t* marks;  // of common/isolation.h
+  int parts;       // parts of the keys
+  int rows;        // rows of a KV head: queries times the heads of its group
+  int row_tiles;   // tiles of these rows
+  float* partial;  // [batch, num_heads, q_len, parts, kHeadDim] if parts > 1
+  float* lse;      // [batch, num_heads, q_len, parts] if parts > 1
+  int32_t* marks;  // marks of common/isolation.h
 };
 
-// A row of a KV head: the heads of a group are neighbors, so that few queries fill few tiles.
+// A row of a KV head. The heads of a group are neighbors, so that few queries fill few tiles.
 struct Row {
   __device__ __forceinline__ Row(const FlashAttentionShape& shape, int kv_head, int row) {
     const int group = static_cast<int>(shape.num_heads / shape.num_kv_heads);
     query = row / group;
     head = kv_head * group + row % group;
   }
-  // In [batch, num_heads, q_len].
+  // Returns the row's place in [batch, num_heads, q_len].
   __device__ __forceinline__ int64_t Index(const FlashAttentionShape& shape, int64_t b) const {
     return (b * shape.num_heads + head) * shape.q_len + query;
   }
   int query, head;
 };
 
-// The work of a block. Blocks of the same keys are neighbors, and the heads of the same tokens:
-// they lie side by side in memory.
+// The work of a block. Blocks that share keys are neighbors. So are blocks of the heads of the same
+// tokens, whose K and V are neighbors in memory.
 template <class Traits>
 struct Work {
   __device__ __forceinline__ explicit Work(const DecodeArgs& args) {
@@ -69,8 +69,8 @@ struct Work {
   int first_row, kv_head, part, b;
 };
 
-// A warp's blocks of K or V: kKeys rows of its head each, the next one kStep rows further on. Rows
-// beyond the end are zeros and not read.
+// Loads a warp's blocks of K or V: kKeys rows of its head each, the next block kStep rows further
+// on. Rows beyond the end are zeros and not read.
 template <class Traits>
 class BlockLoader {
  public:
@@ -98,7 +98,7 @@ class BlockLoader {
   const uint16_t* source_;
 };
 
-// The rows of Q as operands of a warp's matmul, from global memory; rows beyond the last are zeros.
+// Loads rows of Q from global memory as operands of a warp's matmul, with zeros after the last.
 template <class Traits>
 struct Queries {
   __device__ __forceinline__ Queries(const DecodeArgs& args, int b, int kv_head, int first_row) {
@@ -125,7 +125,7 @@ struct Queries {
   uint32_t part[Traits::kM][Traits::kHeadDim / 16][4];
 };
 
-// The keys that some row of a tile sees, and those that all rows do.
+// The keys that some row of a tile sees, and the keys that all its rows see.
 template <class Traits>
 struct TileRanges {
   __device__ __forceinline__ TileRanges(const DecodeArgs& args, const Work<Traits>& work) {
@@ -141,12 +141,12 @@ struct TileRanges {
   int any_begin, any_end, all_begin, all_end;
 };
 
-// S = -inf where a row does not see a key; the warp's part begins at `key`.
+// Sets S = -inf where a row does not see a key; the warp's part begins at `key`.
 template <class Traits, int kN>
 __device__ __forceinline__ void MaskRows(const DecodeArgs& args, int key,
                                          float (&s)[Traits::kM][kN][4]) {
   const FlashAttentionShape& shape = args.params.shape;
-  const Work<Traits> work(args);  // again: nothing need be kept for it
+  const Work<Traits> work(args);  // computed again, to save registers
   const Visible visible(shape, work.b);
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -165,7 +165,7 @@ __device__ __forceinline__ void MaskRows(const DecodeArgs& args, int key,
   }
 }
 
-// (O, lse) of a row, part by part, a warp a row: lane l holds the columns 64 j + 2 l and the next.
+// Merges (O, lse) of a row in one warp. Lane l holds columns 64 j + 2 l and the next one.
 template <int kHeadDim>
 struct Merged {
   static constexpr int kPairs = kHeadDim / 64;
@@ -173,9 +173,9 @@ struct Merged {
   __device__ __forceinline__ static int Column(int pair) {
     return 64 * pair + static_cast<int>(threadIdx.x) % 32 * 2;
   }
-  // A part whose O is value / value_sum, and whose lse is value_max + log value_sum.
+  // Adds a part whose O is value / value_sum, and whose lse is value_max + log value_sum.
   __device__ __forceinline__ void Add(float value_max, float value_sum, const float* value) {
-    if (value_max == -INFINITY && value_sum == 0) return;  // it has seen nothing
+    if (value_max == -INFINITY && value_sum == 0) return;  // it has seen no key
     const float top = fmaxf(max, value_max);
     const float keep = Exp2((max - top) * kLog2E), weight = Exp2((value_max - top) * kLog2E);
     max = top;
@@ -191,14 +191,14 @@ struct Merged {
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) o[j] = {o[j].x * factor, o[j].y * factor};
   }
-  // All parts, with the head's sink.
+  // Divides by the sum of all parts and the head's sink.
   __device__ __forceinline__ void DivideAll(const FlashForwardParams& params, int head) {
     const auto* sinks = static_cast<const float*>(params.sinks);
     Divide(sinks == nullptr ? 1.f : AddSink(sinks[head], &max, &sum));
   }
   __device__ __forceinline__ float Lse() const { return sum != 0 ? max + logf(sum) : -INFINITY; }
 
-  // Whether all channels of all lanes are finite.
+  // Returns whether all channels of all lanes are finite.
   __device__ __forceinline__ bool IsFinite() const {
     float all = 0;
 #pragma unroll
@@ -210,7 +210,7 @@ struct Merged {
   float2 o[kPairs] = {};
 };
 
-// The row's divided result to its place, merged with the result of earlier calls. A row that is not
+// Stores the row's divided result, merged with the result of earlier calls. A row that is not
 // finite is left to the repair of common/isolation.h.
 template <class Element, int kHeadDim>
 __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Row& row,
@@ -255,10 +255,10 @@ __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Ro
   }
 }
 
-// The place where the warps of a block leave their results.
+// The shared memory where the warps of a block leave their results.
 template <class Traits>
 struct WarpResults {
-  // A row a little longer, so that the rows of an accumulator lie in different banks.
+  // Rows are a little longer, so that the rows of an accumulator lie in different banks.
   float o[Traits::kWarps][Traits::kRows][Traits::kHeadDim + 8];
   float max[Traits::kWarps][Traits::kRows], sum[Traits::kWarps][Traits::kRows];
 };
@@ -323,7 +323,7 @@ __global__ __launch_bounds__(Traits::kThreads,
   const int warp = threadIdx.x / 32, head_dim = static_cast<int>(shape.head_dim);
   const TileRanges<Traits> ranges(args, work);
 
-  // The part of the keys: whole steps of the block's warps.
+  // The block's part of the keys: whole steps of its warps.
   const int seen = max(0, ranges.any_end - ranges.any_begin);
   const int64_t length =
       (static_cast<int64_t>(seen) + args.parts * kStep - 1) / (args.parts * kStep) * kStep;
@@ -333,7 +333,7 @@ __global__ __launch_bounds__(Traits::kThreads,
       static_cast<int>(min(part_begin, static_cast<int64_t>(end))) + warp * Traits::kKeys;
   const int blocks = max(0, (end - begin + kStep - 1) / kStep);
 
-  // Loads K of a block, V, K of the next, ... into slot after slot.
+  // Loads K of a block, then V, then K of the next block, into slot after slot.
   BlockLoader<Traits> k(params.k, work.b, work.kv_head, begin);
   BlockLoader<Traits> v(params.v, work.b, work.kv_head, begin);
   const uint32_t ring = SharedAddress(shared) + warp * (kSlots * Traits::kSlotBytes);
@@ -352,7 +352,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     CommitCopies();
     load_slot = next(load_slot);
   };
-  // The next slot has its block; it may be read until the next call.
+  // Waits until the next slot has its block, which may be read until the next call.
   const auto use = [&](int use) {
     WaitCopies<kSlots - 2>();
     __syncwarp();
@@ -383,12 +383,12 @@ __global__ __launch_bounds__(Traits::kThreads,
     MultiplyAccumulators<Element>(s, BT<kHeadDim>(use(2 * block + 1), 0), o);
   }
   WaitCopies<0>();
-  __syncthreads();  // nobody uses the rings any more
+  __syncthreads();  // no warp uses the rings any more
   Finish(args, *reinterpret_cast<WarpResults<Traits>*>(shared), softmax, o);
 }
 
-// The result of a row from those of its parts: a warp takes every kWarps-th, in order, and the
-// warps' are then merged in order.
+// Merges the parts of a row. A warp takes every kWarps-th part, in order. Then the results of the
+// warps are merged in order.
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void MergeParts(
     const __grid_constant__ DecodeArgs args) {

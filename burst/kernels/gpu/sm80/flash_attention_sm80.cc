@@ -16,7 +16,7 @@ bool Fits() {
   return Traits::kSharedBytes <= cuda::SharedMemoryPerBlock();
 }
 
-// Calls use(Variants<Element>()) for the dtype's.
+// Calls use(Variants<Element>()) for the element type of `dtype`.
 template <class Use>
 auto WithVariants(DType dtype, Use&& use) {
   return dtype == DType::kFloat16 ? use(Variants<Float16>()) : use(Variants<BFloat16>());
@@ -47,7 +47,7 @@ auto WithBackward(const FlashAttentionShape& shape, Use&& use) {
 }
 
 // Calls use(Traits()) for the variant that serves few queries. Every tile of rows reads all keys,
-// so more rows take larger ones.
+// so more rows take larger tiles.
 template <class Use>
 auto WithDecode(const FlashAttentionShape& shape, Use&& use) {
   return WithVariants(shape.dtype, [&](auto variants) {
@@ -66,7 +66,7 @@ auto WithDecode(const FlashAttentionShape& shape, Use&& use) {
 
 }  // namespace
 
-// The marks alone.
+// A forward needs the marks alone.
 int64_t ForwardCounters(const FlashForwardParams& params) {
   return cuda::ForwardMarks(params.shape);
 }
@@ -92,9 +92,9 @@ void Forward(const FlashForwardParams& params, int32_t* marks) {
   cuda::RepairForward(params, marks);
 }
 
-// As many parts as make the GPU's thread blocks, in one or more waves, finish earliest. One takes
-// the time of its keys and of about kStart more to start and to finish; fewer than kFewest keys are
-// not worth one.
+// Returns the number of parts of the keys with which the GPU's thread blocks finish earliest, in
+// one or more waves. A block takes the time of its keys and of kStart more keys. A part has at
+// least kFewest keys.
 int DecodeParts(const FlashAttentionShape& shape) {
   constexpr int64_t kStart = 160, kFewest = 256, kWaves = 8;
   const int64_t rows = shape.q_len * (shape.num_heads / shape.num_kv_heads);
@@ -136,7 +136,7 @@ void Decode(const FlashForwardParams& params, int parts, float* scratch, int32_t
 
 namespace {
 
-// One for every tile of queries: the key tiles whose additions to its dQ are done.
+// A counter for every tile of queries: the number of key tiles that have added to its dQ.
 int64_t OrderCounters(const FlashBackwardParams& params) {
   if (!params.deterministic) return 0;
   const FlashAttentionShape& shape = params.shape;
@@ -147,7 +147,7 @@ int64_t OrderCounters(const FlashBackwardParams& params) {
 
 }  // namespace
 
-// The marks lie behind the order's counters.
+// The marks follow the order's counters.
 int64_t BackwardCounters(const FlashBackwardParams& params) {
   return OrderCounters(params) + cuda::BackwardMarks(params.shape, /*splits=*/1);
 }

@@ -1,12 +1,12 @@
-// Forward on Ampere's tensor cores. A block owns kBlockM queries of a head, a warp 16 kM of them.
-// It reads keys and values in blocks of kBlockN; while it computes with K it copies V, and the
-// other way round:
+// The forward on Ampere's tensor cores. A block owns kBlockM queries of a head, a warp 16 kM of
+// them. It reads keys and values in blocks of kBlockN. While it computes with K it copies V, and
+// the other way round:
 //
 //   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(c S - c m'), c = softmax_scale log2 e
 //   l = l 2^(c m - c m') + rowsum P;  O = O 2^(c m - c m') + P V
 //
-// Traits::kChanged: S is changed and the softmax_scale is in it (burst/kernels/scores.h); weights
-// are dropped from P behind l, and O is multiplied by 1 / (1 - dropout) at the end.
+// Traits::kChanged: S is changed and includes softmax_scale (burst/kernels/scores.h). Weights are
+// dropped from P after l was summed, and O is multiplied by 1 / (1 - dropout) at the end.
 //
 // Compiled once for every variant in variants.h.
 #include <cmath>
@@ -22,7 +22,7 @@ namespace burst {
 namespace sm80 {
 namespace {
 
-// The tile of a block. Last tiles first: the longest under a causal mask.
+// The tile of a block. Last tiles come first, because they are the longest under a causal mask.
 struct TileIndex {
   __device__ __forceinline__ TileIndex(const FlashAttentionShape& shape, int tiles, int rows) {
     const int index = BlockIndex(), num_heads = static_cast<int>(shape.num_heads);
@@ -33,9 +33,9 @@ struct TileIndex {
   int first, h, b;
 };
 
-// Whether 16 rows of a warp, from `row` on, are left to the repair of common/isolation.h, because O
-// is not finite. Keys and values that are not finite reach all rows, so that a thread's first one
-// shows them.
+// Returns whether 16 rows of a warp, from `row` on, are left to the repair of common/isolation.h: O
+// is not finite. Keys and values that are not finite reach all rows, so a thread looks at its
+// first.
 template <int kTiles>
 __device__ __forceinline__ bool LeaveToRepair(const FlashAttentionShape& shape,
                                               const TileIndex& index, int row, int32_t* marks,
@@ -106,14 +106,14 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
   }
 }
 
-// *largest = max(*largest, the warp's); rows that see nothing, and those from q_len on, have -inf.
+// Raises *largest to the warp's; rows that see nothing, and rows from q_len on, have -inf.
 template <int kM>
 __device__ __forceinline__ void RaiseToLargest(const Softmax<kM>& softmax, float* largest) {
   float max = -INFINITY;
 #pragma unroll
   for (int m = 0; m < kM; ++m) max = fmaxf(max, fmaxf(softmax.max[m][0], softmax.max[m][1]));
 #pragma unroll
-  for (int lanes = 4; lanes < 32; lanes *= 2) {  // the four of a row have the same
+  for (int lanes = 4; lanes < 32; lanes *= 2) {  // the four lanes of a row have the same
     max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, lanes));
   }
   if (threadIdx.x % 32 == 0 && max != -INFINITY) cuda::RaiseTo(max, largest);
@@ -159,7 +159,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
   }
   for (int key = first_key; key < last_key; key += kBlockN) {
     WaitCopies<0>();
-    __syncthreads();  // K is here, and nobody reads the last V any more
+    __syncthreads();  // K is here, and no warp reads the last V any more
     v.Load(params.v.seq_stride, k_len - key, head_dim, v_tile);
     v.Advance(params.v.seq_stride);
     CommitCopies();
@@ -167,7 +167,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
     Clear<kM, kBlockN / 8>(s);
     Multiply<Element, kHeadDim>(A<kHeadDim>(q_tile, warp_row), B<kHeadDim>(k_tile, 0), s);
     WaitCopies<0>();
-    __syncthreads();  // V is here, and nobody reads K any more
+    __syncthreads();  // V is here, and no warp reads K any more
     k.Advance(params.k.seq_stride);
     if (key + kBlockN < last_key) {
       k.Load(params.k.seq_stride, k_len - key - kBlockN, head_dim, k_tile);

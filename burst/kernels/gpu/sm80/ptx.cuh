@@ -1,4 +1,4 @@
-// The instructions of Ampere's tensor cores, one function each: asynchronous copies to shared
+// Wraps the instructions of Ampere's tensor cores, one function each: asynchronous copies to shared
 // memory, matrix loads, mma. Names follow the PTX ISA.
 #pragma once
 
@@ -15,22 +15,22 @@ namespace sm80 {
 using cuda::LoadAcquire;
 using cuda::SharedAddress;
 
-// 16 bytes from global to shared memory; zeros when !valid: nothing is read, whatever the address.
+// Copies 16 bytes from global to shared memory. If !valid it reads nothing and writes zeros.
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
                : "memory");
 }
 
-// 4 bytes, likewise.
+// Copies 4 bytes in the same way.
 __device__ __forceinline__ void CopyAsync4(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 4 : 0)
                : "memory");
 }
 
-// The copies of this thread so far are a group; waits until all but the last kPending groups are
-// done. Other threads see them after a __syncthreads.
+// Commits the copies of this thread so far as a group; waits until at most kPending groups are not
+// done. Other threads see the copies after a __syncthreads.
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -39,9 +39,9 @@ __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Four 8x8 matrices of elements of 16 bits; lane l gives the address of row l % 8 of matrix l / 8.
-// In d[i], lane l gets of matrix i the elements (l / 4, 2 (l % 4)) and the next; transposed, (2 (l
-// % 4), l / 4) and the one below.
+// Loads four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l /
+// 8. In d[i], lane l gets elements (l / 4, 2 (l % 4)) and the next of matrix i. Transposed, it gets
+// (2 (l % 4), l / 4) and the element below.
 __device__ __forceinline__ void LoadMatrices(uint32_t address, uint32_t (&d)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -55,7 +55,7 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t address, uint32_
                : "memory");
 }
 
-// d[16, 8] += a[16, 16] b[16, 8], a and b of Element, BFloat16 or Float16.
+// Computes d[16, 8] += a[16, 16] b[16, 8]; Element of a and b is BFloat16 or Float16.
 template <class Element>
 __device__ __forceinline__ void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                     float (&d)[4]) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void StoreShared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-// target[0] += x, target[1] += y, each atomic; 8-byte aligned.
+// Adds x to target[0] and y to target[1], each atomically; target is 8-byte aligned.
 __device__ __forceinline__ void AddGlobal(float* target, float x, float y) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(x), "f"(y) : "memory");
@@ -86,7 +86,7 @@ __device__ __forceinline__ void AddGlobal(float* target, float x, float y) {
 #endif
 }
 
-// blockIdx.x, read anew by every call: what follows from it need not stay in registers in between.
+// Returns blockIdx.x, read anew by every call, so that values computed from it need no registers.
 __device__ __forceinline__ int BlockIndex() {
   int index;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));

@@ -1,5 +1,5 @@
-// The softmax of the forward kernels, block of keys by block of keys: S in a warp's accumulators
-// becomes P (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention-2, arXiv 2307.08691).
+// The softmax of the forward, block of keys by block of keys: replaces S in accumulators by P
+// (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention-2, arXiv 2307.08691).
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ struct Softmax {
   }
 };
 
-// S becomes P; O is rescaled.
+// Replaces S by P, and rescales O.
 template <int kM, int kN, int kColumns>
 __device__ __forceinline__ void Update(float c, float (&s)[kM][kN][4], Softmax<kM>& softmax,
                                        float (&o)[kM][kColumns][4]) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void Update(float c, float (&s)[kM][kN][4], Softmax<k
         max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
       }
       max = RowMax(max);
-      const float origin = max == -INFINITY ? 0 : max * c;  // nothing seen yet: 2^-inf
+      const float origin = max == -INFINITY ? 0 : max * c;  // no key seen yet: 2^-inf
       const float last = softmax.max[m][half];
       const float rescale = last == -INFINITY ? 0 : Exp2((last - max) * c);  // 1 if unchanged
       float sum = 0;

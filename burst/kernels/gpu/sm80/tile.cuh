@@ -1,5 +1,5 @@
-// Tiles in shared memory of elements of 16 bits, matmuls of them, and their loads. Element:
-// BFloat16 or Float16.
+// Holds, loads and multiplies tiles of 16-bit elements in shared memory. Element: BFloat16 or
+// Float16.
 //
 // A tile has rows of kColumns elements (a multiple of 64). Piece c (16 bytes) of row r is stored at
 // the place of piece c ^ (r % 8). A matrix load reads eight rows of one column of pieces, which
@@ -26,8 +26,8 @@ using cuda::kLog2E;
 using cuda::Pack;
 using cuda::Visible;
 
-// The number with which the number of a 16-byte piece of a row is exclusive-ored, so that eight
-// rows' pieces lie in different banks.
+// Returns the number that is exclusive-ored with the number of a 16-byte piece of a row, so that
+// eight rows' pieces lie in different banks.
 template <int kColumns>
 __device__ __forceinline__ int Swizzle(int row) {
   static_assert(kColumns >= 32, "");
@@ -45,16 +45,16 @@ __device__ __forceinline__ uint32_t TileAddress(uint32_t tile, int row, int colu
 template <int kColumns, bool kRowsFirst>
 class Reader {
  public:
-  // Row `row` and column `column` of the tile will be 0; all columns read must be less than a power
-  // of two that divides `column`. The four 8x8 matrices of a part, in order of their rows
-  // first (upper left, lower left, upper right, lower right) or their columns.
+  // Row `row` and column `column` of the tile become 0. All columns read must be less than a power
+  // of two that divides `column`. The four 8x8 matrices come rows first (upper left, lower left,
+  // upper right, lower right), or columns first.
   __device__ __forceinline__ Reader(uint32_t tile, int row, int column = 0) {
     const int lane = threadIdx.x % 32;
     const int lane_row = kRowsFirst ? lane % 16 : lane % 8 + lane / 16 * 8;
     const int lane_piece = kRowsFirst ? lane / 16 : lane / 8 % 2;
     base_ = tile + (row + lane_row) * (kColumns * 2);
     exclusive_or_ = ((lane_piece ^ Swizzle<kColumns>(lane % 8)) * 16) ^ (column * 2);
-    // Made in a loop, it is made anew: the many addresses it gives would not fit the registers.
+    // Computes it anew in a loop, because the many addresses would not fit the registers.
     asm volatile("" : "+r"(exclusive_or_));
   }
 
@@ -99,8 +99,8 @@ struct BT : Reader<kColumns, true> {
   }
 };
 
-// [16 kM, 8 kN] of a warp: kM row tiles, kN column tiles, four elements a lane: rows l / 4 (0, 1)
-// and l / 4 + 8 (2, 3).
+// A warp's [16 kM, 8 kN]: kM row tiles, kN column tiles. A lane has four elements of each tile, in
+// rows l / 4 (0, 1) and l / 4 + 8 (2, 3).
 template <int kM, int kN>
 using Accumulators = float[kM][kN][4];
 
@@ -116,7 +116,7 @@ __device__ __forceinline__ void Clear(Accumulators<kM, kN>& d) {
   }
 }
 
-// d += a b, the depth of kK; the warp's part of a and b begins at 0.
+// Computes d += a b over a depth of kK; the warp's part of a and b begins at 0.
 template <class Element, int kK, int kM, int kN, class A, class B>
 __device__ __forceinline__ void Multiply(const A& a, const B& b, float (&d)[kM][kN][4]) {
 #pragma unroll
@@ -168,7 +168,7 @@ __device__ __forceinline__ void MultiplyAccumulators(const float (&a)[kM][kP][4]
   }
 }
 
-// The warp's [16 kM, 8 kN] part of a tile, as Element; it begins at (row, column).
+// Stores the warp's [16 kM, 8 kN] part of a tile as Element; it begins at (row, column).
 template <class Element, int kColumns, int kM, int kN>
 __device__ __forceinline__ void StoreToTile(const float (&d)[kM][kN][4], uint32_t tile, int row,
                                             int column) {
@@ -188,7 +188,7 @@ __device__ __forceinline__ void StoreToTile(const float (&d)[kM][kN][4], uint32_
   }
 }
 
-// Copies tiles of kRows rows of a head to shared memory: a thread brings the same 16-byte piece of
+// Copies tiles of kRows rows of a head to shared memory. A thread copies the same 16-byte piece of
 // every kRowsAtOnce-th row.
 template <int kRows, int kColumns, int kThreads>
 class TileLoader {
@@ -198,7 +198,7 @@ class TileLoader {
                                         int first)
       : source_(Head<uint16_t>(operand, b, h).row(first + Row()) + Column()) {}
 
-  // Begins the copy of a tile; zeros from row `rows` and column head_dim on.
+  // Begins the copy of a tile, with zeros from row `rows` and column head_dim on.
   __device__ __forceinline__ void Load(int64_t stride, int rows, int head_dim,
                                        uint32_t tile) const {
     const uint32_t target = TileAddress<kColumns>(tile, Row(), Column());
@@ -213,7 +213,7 @@ class TileLoader {
     }
   }
 
-  // Goes a tile on.
+  // Moves on to the next tile.
   __device__ __forceinline__ void Advance(int64_t stride) { source_ += kRows * stride; }
 
  private:
@@ -226,8 +226,8 @@ class TileLoader {
   const uint16_t* source_;
 };
 
-// The keys that every one of the queries [first, first + rows) sees; queries from q_len on see what
-// the last one does.
+// The keys that all queries [first, first + rows) see. A query from q_len on sees the keys of the
+// last query.
 struct KeySpan {
   __device__ __forceinline__ KeySpan(const Visible& visible, int first, int rows, int q_len)
       : begin(visible.begin(min(first + rows, q_len) - 1)),
@@ -238,7 +238,7 @@ struct KeySpan {
   int begin, end;
 };
 
-// S = -inf where the query does not see the key; the warp's part begins at (first, key).
+// Sets S = -inf where the query does not see the key; the warp's part begins at (first, key).
 template <int kM, int kN>
 __device__ __forceinline__ void MaskScores(const Visible& visible, int first, int q_len, int key,
                                            float (&s)[kM][kN][4]) {
@@ -261,8 +261,8 @@ __device__ __forceinline__ void MaskScores(const Visible& visible, int first, in
   }
 }
 
-// The queries of a lane and of a warp's part of S, and the keys that each sees, for changed scores.
-// A query from q_len on sees nothing.
+// The queries of a lane in a warp's part of S, and the keys that each sees, for changed scores. A
+// query from q_len on sees nothing.
 template <int kM>
 struct ChangedRows {
   __device__ __forceinline__ ChangedRows(const ChangedScores<float>& changed,
@@ -279,8 +279,8 @@ struct ChangedRows {
       }
     }
   }
-  // Calls use(m, n, e, visible, kept, change) for every element e, in columns 8 n + ..., of S from
-  // key `key` on, where change(score, &slope) is ChangedScores::Score.
+  // Calls use(m, n, e, visible, kept, change) for every element e of S from key `key` on. Element e
+  // is in columns 8 n + ...; change(score, &slope) is ChangedScores::Score.
   template <int kN, class Use>
   __device__ __forceinline__ void ForEach(const ChangedScores<float>& changed, int key, int k_len,
                                           Use&& use) const {
@@ -313,7 +313,7 @@ struct ChangedRows {
   int begin[kM][2], end[kM][2];
 };
 
-// Over the four lanes of a row.
+// Reduces over the four lanes of a row.
 __device__ __forceinline__ float RowMax(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -355,7 +355,7 @@ __device__ __forceinline__ void MergeRows(const AttentionOperand& operand, const
   }
 }
 
-// d * factor to memory.
+// Stores d * factor.
 template <class Element, int kColumns>
 __device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 8][4],
                                           const float (&factor)[2], const AttentionOperand& operand,

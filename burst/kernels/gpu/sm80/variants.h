@@ -1,7 +1,7 @@
 // The compiled variants of Ampere's kernels, and their launches. BUILD compiles a source once for
-// each of its variants, for both types of Element: BFloat16 and Float16. "Small" ones need at most
-// 99 KB of shared memory, which is what a thread block may have on compute capability 8.6, 8.9
-// and 12.0; they serve GPUs that have no room for the others.
+// each of its variants, for both types of Element: BFloat16 and Float16. "Small" variants need at
+// most 99 KB of shared memory, the limit of a thread block on compute capability 8.6, 8.9 and 12.0.
+// They serve GPUs without room for the others.
 #pragma once
 
 #include <cstdint>
@@ -24,18 +24,18 @@ struct ForwardTraits {
   static constexpr int kSharedBytes = (kBlockM + 2 * kBlockN) * kHeadDim * 2;
 };
 
-// marks: of common/isolation.h.
+// marks: see common/isolation.h.
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params, int32_t* marks);
 
-// Few queries. A warp has a ring of kSlots blocks of keys or values.
+// The forward of few queries. A warp has a ring of kSlots blocks of keys or values.
 template <class ElementType, int kHeadDimPadded, int kRowTiles>
 struct DecodeTraits {
   using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimPadded;
   static constexpr int kM = kRowTiles;
   static constexpr int kRows = 16 * kM;  // queries times heads
-  static constexpr int kKeys = 16;       // of a block
+  static constexpr int kKeys = 16;       // keys of a block
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kStep = kWarps * kKeys;
@@ -45,19 +45,19 @@ struct DecodeTraits {
   static_assert(kSharedBytes <= kSmallSharedBytes, "");
 };
 
-// parts, scratch: of flash_attention_sm80.h. marks: of common/isolation.h.
+// parts, scratch: see flash_attention_sm80.h. marks: see common/isolation.h.
 template <class Traits>
 void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch, int32_t* marks);
 
-// Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (kWarps /
-// kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (kWarps / kWarpsN).
+// Warps divide S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (kWarps /
+// kWarpsM). They divide dK and dV, [kBlockN, head_dim], as kWarpsN x (kWarps / kWarpsN).
 template <class ElementType, int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages,
           int kSWarps, int kKWarps, int kAllWarps = 8>
 struct BackwardTraits {
   using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimPadded;
   static constexpr int kBlockM = kQueries, kBlockN = kKeys;
-  static constexpr int kStages = kQueryStages;  // of Q, dO and the statistics
+  static constexpr int kStages = kQueryStages;  // stages of Q, dO and the statistics
   static constexpr int kWarps = kAllWarps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kWarpsM = kSWarps, kWarpsN = kKWarps;
@@ -77,11 +77,11 @@ struct BackwardTraits {
       2 * kKTile + 2 * kScoreTile + kStages * 2 * (kQTile + kStatistic);
 };
 
-// counters: the order's, null if it is free. marks: of common/isolation.h.
+// counters: of the fixed order; null if the order is free. marks: see common/isolation.h.
 template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* marks);
 
-// A variant with changed scores and weights, and with the largest score (burst/kernels/scores.h).
+// A variant with changed scores and weights, and the largest score (burst/kernels/scores.h).
 template <class Plain>
 struct Changed : Plain {
   static constexpr bool kChanged = true;
@@ -107,8 +107,8 @@ struct Variants {
   using BackwardD128Small = BackwardTraits<Element, 128, 64, 64, 1, 2, 2>;
   using BackwardD256Small = BackwardTraits<Element, 256, 32, 32, 1, 2, 2, 4>;
 
-  // Score changes need registers, so tiles are smaller. They fit every GPU, BackwardD256Changed
-  // only those that BackwardD256 fits.
+  // Score changes need registers, so tiles are smaller. They fit every GPU; only
+  // BackwardD256Changed needs as much shared memory as BackwardD256.
   using ForwardD64Changed = Changed<ForwardTraits<Element, 64, 64, 64, 4>>;
   using ForwardD128Changed = Changed<ForwardTraits<Element, 128, 64, 64, 4>>;
   using ForwardD256Changed = Changed<ForwardD256Small>;

@@ -1,4 +1,4 @@
-// The backward kernel. A block owns kBlockN keys of a KV head and streams the query tiles that see
+// The backward kernel. A block owns kBlockN keys of a KV head. It streams the query tiles that see
 // them, of every query head of the group:
 //
 //   S^T  = K Q^T            P^T  = exp2(c S^T - lse)       [kBlockN, kBlockM], c = scale log2(e)
@@ -11,9 +11,9 @@
 // or by query rows (64). dQ is computed one step late. So neither consumer waits for the other's
 // dS, and the exponentials of one run in parallel with the matmuls of the other. Producer
 // warpgroup: warp 0 loads K and V once, and Q and dO into a ring (TMA). Warp 1 loads lse, delta and
-// the rows' mask ranges, and finds where dQ goes, and when. Warps 2 and 3 each add one consumer's
-// dQ tile to global memory (TMA reduction), in a fixed order if the call is deterministic. With
-// lists, and in the Ordered variants, they take turns with both consumers' tiles.
+// mask ranges of the rows, and finds where and when dQ is added. Warps 2 and 3 add one consumer's
+// dQ tile each to global memory (TMA reduction), in a deterministic call in a fixed order. With
+// lists, and in Ordered variants, they take turns at the tiles of both consumers.
 //
 // Compiled once for every variant in variants.h.
 #include "burst/kernels/gpu/sm90/backward.cuh"
@@ -34,7 +34,7 @@ struct BackwardShared {
   DqStep dq_steps[kDqSteps];
   Barrier dq_step_full[kDqSteps];  // with kTurnFirst
   Barrier kv_full;
-  // With kOneBarrier those of q are also those of dout and rows.
+  // With kOneBarrier the barriers of q also stand for dout and rows.
   Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
@@ -68,7 +68,7 @@ __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
   });
 }
 
-// dQ = or dQ += a consumer's part, which lies in shared.dq[slot].
+// Stores, or with kAdd adds, a consumer's part of dQ, which lies in shared.dq[slot].
 template <class Traits, bool kAdd>
 __device__ __forceinline__ void StoreDq(const BackwardArgs& args, BackwardShared<Traits>& shared,
                                         int consumer, int slot, const DqStep& step, int batch) {
@@ -84,12 +84,12 @@ __device__ __forceinline__ void StoreDq(const BackwardArgs& args, BackwardShared
   BulkCommit();
 }
 
-// Adds tiles to dQ, for warp `which` of the two warps that do this. The warp adds one consumer's
-// tile of every step or, with kDqTurns, both consumers' tiles of every other step.
+// Adds tiles to dQ, as warp `which` of the two warps that do this. The warp adds one consumer's
+// tile of every step. With kDqTurns it adds both consumers' tiles of every other step.
 //
-// With lists a block seldom meets query tiles in the order of its neighbors. It can catch up only
+// With lists, a block seldom meets query tiles in the order of its neighbors. It can catch up only
 // if an addition may begin before the previous one is complete. With kTurnFirst a warp waits for
-// its turn during the other warp's addition, before its own tile is ready.
+// its turn before its own tile is ready, during the other warp's addition.
 template <class Traits>
 __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
@@ -169,17 +169,17 @@ struct BackwardConsumer {
                ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
     dq_place = SharedAddress(shared.dq[consumer]) + warp / 2 * kDqRows * 128 + lane % 4 * 2 * 128 +
                (((warp % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) * 16) + lane / 4 % 4 * 4;
-    // Read anew from threadIdx, it would come between the matmuls.
+    // If read anew from threadIdx, it would come between the matmuls.
     column = lane % 4 * 2;
     asm volatile("" : "+r"(column));
   }
 
-  // The values of each two queries that a lane needs.
+  // Returns the statistics of the two queries that a lane needs at step j.
   __device__ __forceinline__ float2 RowsOf(const float* statistics, int j) const {
     return *reinterpret_cast<const float2*>(&statistics[8 * j + column]);
   }
 
-  // S^T = K Q^T, begun.
+  // Begins S^T = K Q^T.
   __device__ __forceinline__ void MultiplyScores(const QTile& q, Scores& s) const {
     WgmmaFence();
     MatmulSharedShared<Element, kBlockM, kHeadDim>(
@@ -187,7 +187,7 @@ struct BackwardConsumer {
     WgmmaCommit();
   }
 
-  // dP^T = V dO^T, begun.
+  // Begins dP^T = V dO^T.
   __device__ __forceinline__ void MultiplyScoreGradients(
       const QTile& dout, const uint32_t (&v_operand)[4 * Traits::kValueSteps], Scores& dp) const {
     WgmmaFence();
@@ -197,7 +197,7 @@ struct BackwardConsumer {
     WgmmaCommit();
   }
 
-  // Waits for S^T. P^T = exp2(c S^T - lse), where the mask allows.
+  // Waits for S^T. Computes P^T = exp2(c S^T - lse), where the mask allows.
   __device__ __forceinline__ void Exponentiate(const RowStatistics<Traits>& rows, Scores& p) const {
     float2 lse[kBlockM / 8];
     if constexpr (Traits::kRowsEarly) {
@@ -221,7 +221,7 @@ struct BackwardConsumer {
     PinRegisters(p);  // the exponentials stay on this side of the wait
   }
 
-  // Waits for dP^T. dS^T = P^T (dP^T - delta), times the softmax's scale with kScaleDs.
+  // Waits for dP^T. Computes dS^T = P^T (dP^T - delta), times the softmax's scale with kScaleDs.
   __device__ __forceinline__ void ScoreGradients(const RowStatistics<Traits>& rows, const Scores& p,
                                                  Scores& ds) const {
     float2 delta[kBlockM / 8];
@@ -244,7 +244,7 @@ struct BackwardConsumer {
     }
   }
 
-  // sum += scores^T rows: dV += P^T dO, or dK += dS^T Q. Begun.
+  // Begins sum += scores^T rows: dV += P^T dO, or dK += dS^T Q.
   __device__ __forceinline__ void AddGradient(const ScoreOperand& scores, const QTile& rows,
                                               Gradient& sum) const {
     MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(sum, scores, rows.At(0),
@@ -252,7 +252,7 @@ struct BackwardConsumer {
     WgmmaCommit();
   }
 
-  // dQ^T = K^T dS^T of the n-th step, begun.
+  // Begins dQ^T = K^T dS^T of the n-th step.
   __device__ __forceinline__ void MultiplyDq(int n, Dq& dq) const {
     WgmmaFence();
     MatmulSharedShared<Element, kDqRows, Traits::kBlockN, Major::kMN, Major::kK>(
@@ -262,7 +262,7 @@ struct BackwardConsumer {
     WgmmaCommit();
   }
 
-  // To be followed by a fence, and GiveDq.
+  // Stores dQ^T in shared memory. A fence and GiveDq must follow.
   __device__ __forceinline__ void StoreDq(int n, const Dq& dq) const {
     const float factor = Traits::kScaleDs ? 1 : args.scale;
     const int buffer = n % 2;
@@ -289,8 +289,8 @@ struct BackwardConsumer {
     Arrive(&shared.dq_full[consumer + (Traits::kDqTurns > 1 ? n % 2 * Traits::kConsumers : 0)]);
   }
 
-  // Stores dS for both consumers. The buffer's last readers were the matmuls for dQ of two steps
-  // ago, which every warp had completed before it arrived at the other buffer's barrier.
+  // Stores dS for both consumers. The buffer's last readers were the matmuls for dQ two steps ago.
+  // Every warp had completed them before it arrived at the other buffer's barrier.
   __device__ __forceinline__ void StoreDs(int buffer, const ScoreOperand& ds) const {
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; ++k) {
@@ -329,16 +329,16 @@ __device__ __forceinline__ void BackwardConsumer<Traits>::Run() {
     if constexpr (!kOne) Wait(&shared.rows_full[stage], parity);
     Exponentiate(rows, p);
     ScoreGradients(rows, p, ds);
-    // Every thread for itself. (For a warp, as with the tiles, one lane could; but these are
-    // ordinary reads, which compute-sanitizer's racecheck follows thread by thread.)
+    // Every thread arrives for itself. One lane could do it for a warp, as with the tiles. But
+    // compute-sanitizer's racecheck follows such ordinary reads thread by thread.
     if constexpr (!kOne) Arrive(&shared.rows_empty[stage]);
     PackOperand<Element>(ds, ds_operand);
     PackOperand<Element>(p, p_operand);
     PinRegisters(ds_operand);
     PinRegisters(p_operand);
 
-    // dQ of the step before. In the first step its input is undefined and its result is dropped,
-    // because a branch around a matmul would make ptxas serialize all matmuls.
+    // Computes dQ of the step before. In the first step its input is undefined and its result is
+    // dropped, because a branch around a matmul makes ptxas serialize all matmuls.
     Dq dq;
     if (step > 0) Wait(&shared.ds_full[stage ^ 1], (step - 1) / 2 % 2);
     MultiplyDq(step + 1, dq);
@@ -385,10 +385,10 @@ __device__ __forceinline__ void BackwardConsumer<Traits>::StoreGradients(Gradien
                                                                          Gradient& dv) const {
   constexpr int kExchangeBarrier = 1;
   NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
-  constexpr int kPartBytes = kWgmmaM * kHeadDim * sizeof(float);  // of a consumer's dV, and dK
+  constexpr int kPartBytes = kWgmmaM * kHeadDim * sizeof(float);  // bytes of a consumer's dV or dK
   constexpr int kBoxBytes = kWgmmaM * kRowBytes;
   static_assert(2 * Traits::kConsumers * kPartBytes <= offsetof(BackwardShared<Traits>, ds), "");
-  // Values that follow from threadIdx are computed again, so that no registers hold them during the
+  // Values that follow from threadIdx are computed again, so that they hold no registers during the
   // loop.
   const int thread = ThreadIndexAgain(), thread_lane = thread % kWarpSize;
   const int first = thread / kWarpSize % 4 * kWarpRows;

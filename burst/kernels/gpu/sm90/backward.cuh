@@ -1,4 +1,4 @@
-// Code that the backward kernels share: a block's keys, the order of the query tiles it streams,
+// Shared code of the backward kernels: a block's keys, the order of the query tiles it streams,
 // their statistics and masks, and the stores to global memory.
 #pragma once
 
@@ -26,7 +26,7 @@ struct RowStatistics {
   int whole;  // every query sees every key of the block; else begin and end hold
 };
 
-// The keys of a block, whose they are, and the first of the query heads that it takes.
+// The keys of a block, their KV head, and the first of the query heads that the block takes.
 //
 // By default blocks begin with the first keys, which the most queries see under a causal mask, and
 // walk query tiles from the last one. The blocks of a head then begin together at that tile. If
@@ -60,8 +60,8 @@ __device__ __forceinline__ int StepsOf(const BackwardArgs& args, const QueryTile
   return max(0, tiles.end - tiles.begin - tiles.gap) * args.heads_per_block;
 }
 
-// Calls f(head, tile, place) for every query tile that the block meets. The order is the same for
-// every warp that calls it. `place` is the tile's place in the list, or the tile itself.
+// Calls f(head, tile, place) for every query tile that the block meets, in the same order in every
+// warp. `place` is the tile's place in the list, or the tile itself.
 //
 // With grouped heads and a fixed order of additions, a block takes all heads of a tile before the
 // next tile. If it walked all tiles of a head first, it would reach the next head while the blocks
@@ -98,7 +98,7 @@ __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const
   }
 }
 
-// P^T = 0 where a query (a column) does not see a key (one of the thread's two rows).
+// Sets P^T = 0 where a query (a column) does not see a key (one of the thread's two rows).
 template <class Traits>
 __device__ __forceinline__ void MaskKeys(float (&p)[Traits::kBlockM / 2], int key, int k_len,
                                          const RowStatistics<Traits>& rows) {
@@ -136,15 +136,15 @@ __device__ __forceinline__ QueryTiles QueryTilesOf(const BackwardArgs& args, con
   return {tiles.x, tiles.y, tiles.z, tiles.w, gap.x, gap.y, {}};
 }
 
-// The mark of a key of the block's.
+// Returns the mark of one of the block's keys.
 __device__ __forceinline__ int64_t MarkOf(const BackwardArgs& args, const KeyTile& keys, int key) {
   const int64_t split = static_cast<int64_t>(keys.batch) * args.num_kv_heads * args.head_splits +
                         keys.first_head / args.heads_per_block;
   return split * cuda::MarkGroups(args.k_len) + key / cuda::kMarkRows;
 }
 
-// Whether all elements of a tile in shared memory are finite, in a lane's part: x * 0 is NaN for
-// others.
+// Returns whether the lane's part of a tile in shared memory is finite. x * 0 is NaN for other
+// numbers.
 template <class Element, int kRows, int kColumns>
 __device__ __forceinline__ bool IsTileFinite(const Tile<kRows, kColumns>& tile) {
   constexpr bool kHalf = std::is_same_v<Element, Float16>;
@@ -169,11 +169,11 @@ __device__ __forceinline__ bool IsTileFinite(const Tile<kRows, kColumns>& tile) 
   return (zeros & 0x7FFF7FFF) == 0;
 }
 
-constexpr int kScanBarrier = 3;  // of the two warps that add dQ
+constexpr int kScanBarrier = 3;  // for the two warps that add dQ
 
-// Finds out whether the block's keys and values are finite, before anything is added to dQ. By the
-// two warps that add dQ, which have nothing to do until then. If they are not, dQ misses what the
-// block would add.
+// Finds out whether the block's keys and values are finite, before anything is added to dQ. If not,
+// dQ misses what the block would add. The two warps that add dQ do it, which have nothing to do
+// until then.
 template <class Traits, class Shared>
 __device__ __forceinline__ void ScanKeys(const BackwardArgs& args, Shared& shared,
                                          const KeyTile& keys, int which) {
@@ -193,20 +193,20 @@ __device__ __forceinline__ void ScanKeys(const BackwardArgs& args, Shared& share
   }
 }
 
-// Before a consumer uses what the scan has found, or V's place.
+// Waits for the scan. A consumer calls it before it uses what the scan found, or V's place.
 template <class Traits, class Shared>
 __device__ __forceinline__ void WaitForScan(const BackwardArgs& args, Shared& shared) {
   if (Traits::kRanges && args.marks != nullptr) Wait(&shared.keys_scanned, 0);
 }
 
-// Whether dQ of the block's keys is left to the repair of common/isolation.h.
+// Returns whether dQ of the block's keys is left to the repair of common/isolation.h.
 template <class Traits>
 __device__ __forceinline__ bool LeavesDqToRepair(const BackwardArgs& args,
                                                  const Suspicion& suspicion) {
   return Traits::kRanges && args.marks != nullptr && suspicion.keys != 0;
 }
 
-// By one lane: zeros for a part of dQ that would be added. `floats` is a multiple of 4.
+// Clears a part of dQ that would be added, in one lane. `floats` is a multiple of 4.
 __device__ __forceinline__ void ClearDq(uint32_t place, int floats) {
 #pragma unroll 1
   for (int i = 0; i < floats; i += 4) {
@@ -232,7 +232,7 @@ __device__ __forceinline__ void LeaveToRepair(const BackwardArgs& args, const Su
   for (float& x : d) x = 0;
 }
 
-// Whether every query of the tile sees every key of the block.
+// Returns whether every query of the tile sees every key of the block.
 template <class Traits>
 __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile& keys,
                                         const RowStatistics<Traits>& rows) {
@@ -241,15 +241,15 @@ __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile&
 
 // The part of dQ that a step adds to, and its turn. In a deterministic call, the key tiles that see
 // a query tile add to it in the order of their blocks. A block waits until the count of additions
-// equals the number of blocks before it. The blocks before it were launched earlier, so some block
-// can always proceed. With lists that number is the block's place in the list of the queries.
+// equals the number of blocks before it. These were launched earlier, so some block can always
+// proceed. With lists the number is the block's place in the list of the queries.
 struct alignas(16) DqStep {
   int row, head;
-  int counter;  // in BackwardArgs::dq_additions, that of part 0; negative: in any order
+  int counter;  // part 0's in BackwardArgs::dq_additions; negative: any order
   int turn;
 };
 
-// Steps whose DqStep is kept. The rows of a step are loaded at most two steps ahead of the matmuls,
+// Steps whose DqStep is kept. The rows of a step are loaded at most two steps ahead of the matmuls.
 // dQ leaves at most four steps behind them.
 constexpr int kDqSteps = 8;
 
@@ -281,9 +281,8 @@ __device__ __forceinline__ DqStep MakeDqStep(const BackwardArgs& args, const Key
 }
 
 // Waits for the step's turn, and with wait() for its dQ in shared memory. Then calls store(add),
-// which adds it to global memory. If dQ is assigned, the first call stores instead. The TMA copies
-// it, and its source is free again when store returns. Between two additions in a fixed order
-// nothing is decided, because `add` is a constant.
+// which adds dQ to global memory, or stores it if it is the first and dQ is assigned. The TMA has
+// read its source when store returns. In a fixed order `add` is a constant between two additions.
 template <class WaitFunction, class StoreFunction>
 __device__ __forceinline__ void AddInTurn(const BackwardArgs& args, const DqStep& step, int part,
                                           WaitFunction wait, StoreFunction store) {
@@ -305,13 +304,13 @@ __device__ __forceinline__ void AddInTurn(const BackwardArgs& args, const DqStep
   }
 }
 
-// Once a warp. For every step of the block the statistics and ranges of its rows, into shared.rows,
-// and its DqStep. full and empty: the barriers of a stage. delta is stored times delta_factor.
+// Loads the statistics and ranges of the rows of every step into shared.rows, and its DqStep. One
+// warp runs it once. full and empty: the barriers of a stage. delta is stored times delta_factor.
 template <class Traits, class Shared>
 __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Shared& shared,
                                                  const KeyTile& keys, Barrier* full, Barrier* empty,
                                                  float delta_factor) {
-  // A lane has two or four rows; of three the registers of a loop are too few.
+  // A lane has two or four rows; with three, the loop would need too many registers.
   constexpr int kUnroll = Traits::kBlockM % 64 == 0 ? 4 : 1;
   const int lane = threadIdx.x % kWarpSize;
   int step = 0;
@@ -338,14 +337,14 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
       rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
       rows.delta[i] = delta;
       if (Traits::kRanges && args.marks != nullptr) {
-        // Q or dO that is not finite makes one of the two not finite.
+        // If Q or dO is not finite, lse or delta is not finite.
         if (valid && !cuda::IsFinite(fabsf(lse) + fabsf(delta))) shared.suspicion.queries = 1;
       }
     }
     if (Traits::kRanges && !whole) {
 #pragma unroll(kUnroll)
       for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
-        // Fits 32 bits, as above.
+        // The offset fits 32 bits here, too.
         const uint32_t row = keys.batch * static_cast<uint32_t>(args.visible.batch_stride) +
                              min(first + i, args.q_len - 1);
         rows.begin[i] = args.visible.begin[row];
@@ -357,15 +356,15 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
   });
 }
 
-// The way in which a warp stores its rows of dK or dV.
+// How a warp stores its rows of dK or dV.
 struct GradientStep {
-  int head, batch;  // in the sums
+  int head, batch;  // place in the sums
   bool first, last;
-  int* counter;  // of the warp's additions; null: nobody else adds
+  int* counter;  // counts the warp's additions; null: no other block adds
   int turn;
 };
 
-// `warp`: of all consumers'.
+// `warp` counts the warps of all consumers.
 template <class Traits>
 __device__ __forceinline__ GradientStep MakeGradientStep(const BackwardArgs& args,
                                                          const KeyTile& keys, int warp) {
@@ -394,15 +393,15 @@ __device__ __forceinline__ void WaitForTurn(const BackwardArgs& args, const Grad
   while (__any_sync(~0u, LoadAcquire(step.counter) != step.turn)) continue;
 }
 
-// By one lane, after all that the warp stores.
+// Passes the turn on, in one lane, after all stores of the warp.
 __device__ __forceinline__ void PassTurn(const BackwardArgs& args, const GradientStep& step) {
   if (args.dkv_additions == nullptr) return BulkWaitRead();
   BulkWait();
   AddRelease(step.counter, 1);
 }
 
-// d = d * factor + the warp's rows of the sums: two rows of a thread. Rounded as in an addition
-// to memory.
+// Computes d = d * factor + the warp's rows of the sums, two rows a thread. It rounds like an
+// addition in memory.
 template <int kColumns>
 __device__ __forceinline__ void AddSums(const BackwardArgs& args, const AttentionOperand& sums,
                                         float factor, int lane, int row, const GradientStep& step,
@@ -416,7 +415,7 @@ __device__ __forceinline__ void AddSums(const BackwardArgs& args, const Attentio
                         Offset(sums, step.batch, step.head, key) + first_column;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
-      if (j % 8 == 0) __syncwarp();  // or ptxas loads more ahead than there are registers
+      if (j % 8 == 0) __syncwarp();  // keeps ptxas from loading more than fits registers
       float2 sum = {0, 0};
       if (8 * j < columns) sum = __ldcg(reinterpret_cast<const float2*>(from + 8 * j));
       float& x = d[4 * j + 2 * r];
@@ -427,7 +426,7 @@ __device__ __forceinline__ void AddSums(const BackwardArgs& args, const Attentio
   }
 }
 
-// A warp's rows of dK or dV, times factor, to global memory by the TMA.
+// Stores a warp's rows of dK or dV, times factor, in global memory by the TMA.
 template <class Element, int kColumns>
 __device__ __forceinline__ void StoreGradient(const BackwardArgs& args, const CUtensorMap& sum_map,
                                               const AttentionOperand& sums,
@@ -449,14 +448,14 @@ __device__ __forceinline__ void StoreGradient(const BackwardArgs& args, const CU
                                    keys.kv_head, keys.batch);
 }
 
-// Whether a block that no query sees has something to do: zeros to assign, sums to convert, others
-// that wait for its turn.
+// Returns whether a block that no query sees has something to do: assign zeros, convert sums, or
+// let other blocks have their turn.
 __device__ __forceinline__ bool StoresUnseen(const BackwardArgs& args, const KeyTile& keys) {
   return args.head_splits > 1 || args.first_dkv.has(keys.kv_head) ||
          args.last_dkv.has(keys.kv_head);
 }
 
-// A thread block for every key tile.
+// Starts a thread block for every key tile.
 template <class Traits>
 void LaunchOverKeys(void (*kernel)(BackwardArgs), size_t shared_bytes, const BackwardArgs& args) {
   BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -1,5 +1,4 @@
-// The arguments of the backward kernels, and the number of heads that they work on at the same
-// time.
+// The arguments of the backward kernels, and the number of heads in progress at the same time.
 #pragma once
 
 #include "burst/kernels/gpu/common/isolation.h"
@@ -12,17 +11,17 @@
 namespace burst {
 namespace sm90 {
 
-// The query tiles that see some key of a tile of keys, [begin, end) without gap tiles from
-// gap_begin on, and those of which every query sees every key, [whole_begin, whole_end). With
-// lists: places in KeyBlocks::query_list, kListParts for each of its.
+// The query tiles that see some key of a tile of keys: [begin, end) without `gap` tiles from
+// gap_begin on. In [whole_begin, whole_end) every query sees every key. With lists these are places
+// in KeyBlocks::query_list, kListParts for each of its entries.
 struct alignas(16) QueryTiles {
   int begin, end;
   int whole_begin, whole_end;
-  int gap_begin, gap;  // of queries that see no key at all
+  int gap_begin, gap;  // tiles whose queries see no key at all
   int unused[2];
 };
 
-// HeadRange in few registers.
+// A HeadRange that takes few registers.
 struct Heads {
   int begin = 0, end = 0;
 
@@ -35,7 +34,7 @@ struct Heads {
 
 struct BackwardArgs {
   CUtensorMap q, k, v, dout, dq;
-  CUtensorMap dk, dv;  // their sums, fp32, of kWarpRows rows
+  CUtensorMap dk, dv;  // fp32 sums of dK and dV, in boxes of kWarpRows rows
   const float* lse;
   const float* delta;
   KeyRanges visible;
@@ -44,25 +43,25 @@ struct BackwardArgs {
   int q_len, k_len, num_heads, batch, num_kv_heads, head_dim;
   // The query heads of a KV head are split among head_splits blocks of heads_per_block heads each.
   int head_splits, heads_per_block;
-  int batch_splits;            // of all KV heads of the batch
-  int key_tiles, query_tiles;  // of one head
+  int batch_splits;            // splits of all KV heads of the batch
+  int key_tiles, query_tiles;  // tiles of one head
   BackwardOrder order;
   float scale;
   int* counters;  // [num_counters], cleared by Prepare; the next three point into it
   int num_counters;
   int* dq_additions;   // [batch, num_heads, query_tiles, 2]; null: any order
   int* dkv_additions;  // [sums, key_tiles, kBackwardWarps]; null: heads are not split
-  int32_t* marks;      // of common/isolation.h
+  int32_t* marks;      // marks of common/isolation.h
   int sums;            // HeadSplits::sums
-  Heads first_dq;      // of these query heads the first addition to dQ assigns it
-  // For the KV heads first_dkv this call begins dK and dV: it overwrites the sums. For the KV heads
-  // last_dkv it ends them: it adds the sums to its part and stores the results.
+  Heads first_dq;      // query heads whose first addition assigns dQ
+  // This call begins dK and dV of the KV heads first_dkv: it overwrites the sums. It ends dK and dV
+  // of last_dkv: it adds the sums to its part and stores the results.
   Heads first_dkv, last_dkv;
   AttentionOperand dq_sum, dk_sum, dv_sum;
-  CUtensorMap dk_out, dv_out;  // the results, of Element, likewise
+  CUtensorMap dk_out, dv_out;  // the results, of Element, in the same boxes
 };
 
-// dq_rows: of a box of dQ.
+// dq_rows: the rows of a box of dQ.
 template <class Traits>
 BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardScratch& scratch,
                               int dq_rows) {
@@ -76,13 +75,13 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   BackwardArgs args;
   args.k = map_k(params.k, shape.dtype, Traits::kBlockN);
   args.v = map_k(params.v, shape.dtype, Traits::kBlockN);
-  args.q = args.dout = args.dq = args.k;  // without queries nobody uses them; dK and dV become zero
+  args.q = args.dout = args.dq = args.k;  // not used without queries; dK and dV become zero
   if (shape.q_len > 0) {
     args.q = map_q(params.q, shape.dtype, Traits::kBlockM);
     args.dout = map_q(params.dout, shape.dtype, Traits::kBlockM);
     args.dq = map_q(params.dq, DType::kFloat32, dq_rows);
   }
-  // Without sums, or without results, their maps are unused.
+  // Without sums, or without results, the maps of these are unused.
   const HeadRange all_kv_heads = {0, shape.num_kv_heads};
   args.first_dkv = Heads(params.assign ? all_kv_heads : params.first_dkv);
   args.last_dkv = Heads(params.assign ? all_kv_heads : params.last_dkv);

@@ -1,17 +1,17 @@
-// The backward of wide heads. At a head_dim of 256, dK and dV of 64 keys would take 2 x 128
-// registers of each thread. So there are two passes over the tiles of backward.cu:
+// The backward of wide heads. At a head_dim of 256, dK and dV of 64 keys would take 256 registers
+// of each thread. So there are two passes over the tiles of backward.cu:
 //
 //   dV      S^T = K Q^T, P^T = exp2(c S^T - lse), dV += P^T dO
 //   dK, dQ  S^T and P^T again, dP^T = V dO^T, dS^T = P^T (dP^T - delta),
 //           dK += dS^T Q, dQ = dS K                                   added in global memory
 //
 // That makes six matmuls instead of five. In the first pass the consumers need nothing from each
-// other, and the exponentials of one run in parallel with the matmuls of the other. In the second
+// other. The exponentials of one run in parallel with the matmuls of the other. In the second pass
 // they exchange dS through shared memory and divide dQ by columns of the head.
 //
-// Up to a head_dim of 192 (kLateDq) dQ is computed one step late, as in backward.cu. Consumers then
-// keep their V in registers, as the A operand of every dP^T, because shared-memory bandwidth limits
-// this pass. dQ takes V's place in shared memory. Producer warpgroup: as in backward.cu.
+// Up to a head_dim of 192 (kLateDq) dQ is computed one step late, as in backward.cu. Consumers keep
+// V, the A operand of every dP^T, in registers, because shared-memory bandwidth limits this pass.
+// dQ takes V's place in shared memory. The producer warpgroup is the same as in backward.cu.
 //
 // Compiled once for every variant in variants.h.
 #include <cstddef>
@@ -28,7 +28,7 @@ struct WideShared {
   struct Nothing {};
   template <class T>
   using IfDk = std::conditional_t<Traits::kDk, T, Nothing>;
-  struct DqPart {  // of a consumer: kBlockM rows of 32 columns, in the TMA's swizzle
+  struct DqPart {  // kBlockM rows of 32 columns of a consumer, in the TMA's swizzle
     alignas(1024) float data[Traits::kBlockM * kFloatBoxColumns];
   };
 
@@ -40,7 +40,7 @@ struct WideShared {
   std::conditional_t<Traits::kDk && !Traits::kLateDq, DqPart, Nothing> dq[Traits::kConsumers];
   RowStatistics<Traits> rows[Traits::kStages];
   Barrier kv_full;
-  // With kLateDq those of q are also those of dout and rows.
+  // With kLateDq the barriers of q also stand for dout and rows.
   Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
@@ -51,7 +51,7 @@ struct WideShared {
   Suspicion suspicion;
   Barrier keys_scanned;
 
-  // The place where a consumer leaves its columns of dQ: with kLateDq all of them, else one box of
+  // Returns where a consumer leaves its columns of dQ: with kLateDq all of them, else one box of
   // 32.
   __device__ __forceinline__ uint32_t Dq(int consumer) const {
     if constexpr (Traits::kLateDq) {
@@ -64,8 +64,8 @@ struct WideShared {
   }
 };
 
-// A consumer's columns of dQ: 64 of the first 128, and kSecond, half, of the others; in boxes
-// of 32.
+// A consumer's columns of dQ, in boxes of 32: 64 of the first 128, and with kSecond half of the
+// others.
 template <class Traits>
 struct DqParts {
   static constexpr int kSecond = (Traits::kHeadDim - 128) / 2;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
     const auto load_q = [&] {
       load(shared.q[slot.stage], args.q, &shared.q_full[slot.stage], &shared.q_empty[slot.stage]);
     };
-    // In the order in which they are needed and, before, free.
+    // The order is the order in which they are needed and, before, become free.
     if (!Traits::kDk) load_q();
     load(shared.dout[slot.stage], args.dout, &shared.dout_full[slot.stage],
          &shared.dout_empty[slot.stage]);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
   });
 }
 
-// dQ += a consumer's columns.
+// Adds a consumer's columns to dQ.
 template <class Traits>
 __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShared<Traits>& shared,
                                              const KeyTile& keys, int consumer) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
   BulkWait();
 }
 
-// S^T -> P^T, where the mask allows.
+// Replaces S^T by P^T, where the mask allows.
 template <class Traits>
 __device__ __forceinline__ void Exponentiate(const BackwardArgs& args, const KeyTile& keys, int key,
                                              float scale_log2, bool whole,
@@ -171,7 +171,7 @@ __device__ __forceinline__ void Exponentiate(const BackwardArgs& args, const Key
   if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
 }
 
-// dV of the consumer's 64 keys.
+// Computes dV of the consumer's 64 keys.
 template <class Traits>
 __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<Traits>& shared,
                                           const KeyTile& keys, int consumer,
@@ -240,8 +240,7 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
   finish_dv();
 }
 
-// The place to which a lane's row of each 8x8 matrix of dS goes (stmatrix), in the first 16
-// queries.
+// Returns the place of a lane's row of each 8x8 matrix of dS (stmatrix), in the first 16 queries.
 template <class Traits>
 __device__ __forceinline__ uint32_t DsPlace(const WideShared<Traits>& shared, int consumer,
                                             int warp, int lane) {
@@ -258,7 +257,7 @@ __device__ __forceinline__ void StoreDs(uint32_t place, const uint32_t (&ds)[Tra
   }
 }
 
-// The places to which a lane's elements of a box of dQ go.
+// Returns the places of a lane's elements of a box of dQ.
 template <class Traits>
 __device__ __forceinline__ uint32_t DqPlace(const WideShared<Traits>& shared, int consumer,
                                             int warp, int lane) {
@@ -266,8 +265,8 @@ __device__ __forceinline__ uint32_t DqPlace(const WideShared<Traits>& shared, in
          ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
 }
 
-// 32 columns of dQ, times the softmax's scale if dS was not. box: of several that lie one behind
-// the other.
+// Stores 32 columns of dQ in box `box` of several consecutive ones. They are multiplied by the
+// softmax's scale unless dS was.
 template <class Traits>
 __device__ __forceinline__ void StoreDqBox(const BackwardArgs& args, uint32_t place, int box,
                                            const float* dq) {
@@ -283,7 +282,7 @@ __device__ __forceinline__ void StoreDqBox(const BackwardArgs& args, uint32_t pl
   }
 }
 
-// dP^T -> dS^T = P^T (dP^T - delta)
+// Replaces dP^T by dS^T = P^T (dP^T - delta).
 template <class Traits>
 __device__ __forceinline__ void ScoreGradients(const BackwardArgs& args,
                                                const RowStatistics<Traits>& rows, int lane,
@@ -302,7 +301,7 @@ __device__ __forceinline__ void ScoreGradients(const BackwardArgs& args,
   }
 }
 
-// dK of the consumer's 64 keys, and its columns of dQ, at a head_dim of 256.
+// Computes dK of the consumer's 64 keys, and its columns of dQ, at a head_dim of 256.
 template <class Traits>
 __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<Traits>& shared,
                                           const KeyTile& keys, int consumer,
@@ -363,7 +362,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     ScoreGradients<Traits>(args, rows, lane, p, ds);
     Arrive(&shared.rows_empty[slot.stage]);
     PackOperand<Element>(ds, ds_operand);
-    NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // of the last tile's dS
+    NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // for the dS of the last tile
     StoreDs<Traits>(ds_place, ds_operand);
     FenceProxyAsync();
     NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
@@ -420,7 +419,7 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
   float first_dq[32], second_dq[kSecond / 2];
   int step = 0;
 
-  const auto multiply_dq = [&](int n) {  // dQ = dS K, of the n-th step
+  const auto multiply_dq = [&](int n) {  // dQ = dS K of the n-th step
     const DsTile& ds = shared.ds[n % 2];
     WgmmaFence();
     MatmulSharedShared<Element, 64, kBlockN, Major::kK, Major::kMN>(
@@ -431,10 +430,10 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
         KTile::kBlockBytes, false);
     WgmmaCommit();
   };
-  const auto store_dq = [&](int n) {  // to be followed by a fence, and an arrival
+  const auto store_dq = [&](int n) {  // a fence and an arrival must follow
     PinRegisters(first_dq);
     PinRegisters(second_dq);
-    if (n == 0) WaitForScan<Traits>(args, shared);  // of V, whose place this is
+    if (n == 0) WaitForScan<Traits>(args, shared);  // of V, which lay here
     Wait(&shared.dq_empty[consumer], n % 2 ^ 1);
     StoreDqBox<Traits>(args, dq_place, 0, first_dq);
     StoreDqBox<Traits>(args, dq_place, 1, first_dq + 16);
@@ -467,8 +466,8 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
     PackOperand<Element>(ds, ds_operand);
     PinRegisters(ds_operand);
 
-    // dQ of the step before; in the first step of what happens to lie there, and dropped, as in
-    // backward.cu. dK += dS^T Q
+    // Computes dQ of the step before; in the first step its result is dropped, as in backward.cu.
+    // Then computes dK += dS^T Q.
     if (step > 0) Wait(&shared.ds_full[stage ^ 1], (step - 1) / 2 % 2);
     multiply_dq(step + 1);
     MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0),

@@ -1,6 +1,6 @@
-// The order in which thread blocks of the Hopper kernels take tiles, and how many heads they work
-// on at the same time. The order decides what stays in the L2 cache, and how long blocks wait for
-// each other in a fixed order. It changes no result. Plain C++: a test needs no GPU.
+// The order in which thread blocks of the Hopper kernels take tiles, and how many heads are in
+// progress at the same time. It decides what stays in the L2 cache, and how long blocks wait for
+// each other in a fixed order. It changes no result. A test needs no GPU.
 #pragma once
 
 #include <algorithm>
@@ -38,34 +38,34 @@ inline int HeadsPerGroup(int64_t heads, int64_t fit) {
   return static_cast<int>(fit);
 }
 
-// Returns the query heads of a forward's group. kv_row_bytes: of a key and its value. kv_heads: of
-// all batch rows.
+// Returns the query heads of a forward's group. kv_row_bytes: bytes of a key and its value.
+// kv_heads: KV heads of all batch rows.
 inline int ForwardGroup(MaskForm mask, int64_t k_len, int64_t kv_row_bytes, int64_t kv_heads,
                         int heads_per_kv) {
-  // Without a mask all tiles are equally long, and one head after the other is best.
+  // Without a mask all tiles are equally long, and taking one head after the other is best.
   if (mask == MaskForm::kFull) return 1;
-  // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way.
+  // Half of the 50 to 60 MB of L2 is for the keys and values of the heads in progress.
   constexpr int64_t kGroupBytes = 24 << 20;
   constexpr int64_t kMaxGroup = 32;  // short sequences: measured faster than all that would fit
   const int64_t kv_bytes = std::max<int64_t>(1, k_len) * kv_row_bytes;
   return HeadsPerGroup(kv_heads, std::min(kGroupBytes / kv_bytes, kMaxGroup)) * heads_per_kv;
 }
 
-// What decides about the order of a backward.
+// What the order of a backward depends on.
 struct BackwardWork {
   MaskForm mask = MaskForm::kFull;
   bool deterministic = true;
   int64_t q_len = 0;
   int64_t most_queries = 0;     // KeyRanges::most_queries; 0: not known
-  int64_t row_bytes = 0;        // of a query and head: q, dout and float32 dq
+  int64_t row_bytes = 0;        // bytes of q, dout and float32 dq of a query and head
   int64_t heads_per_block = 1;  // query heads that a block takes
-  int64_t key_tiles = 0;        // of one head
-  int64_t splits = 0;           // blocks for each key tile: of all KV heads and their splits
+  int64_t key_tiles = 0;        // key tiles of one head
+  int64_t splits = 0;           // blocks for each key tile, for all KV heads and their splits
 };
 
 struct BackwardOrder {
   bool heads_inside;    // a block takes all heads of a query tile before the next tile
-  int group;            // splits of a group
+  int group;            // splits in a group
   int reversed_groups;  // this many groups, from the first, take the last keys first
 };
 
@@ -78,14 +78,14 @@ inline BackwardOrder BackwardOrderOf(const BackwardWork& work) {
   const int64_t row_bytes = work.row_bytes * work.heads_per_block;
   const int64_t most_queries = work.most_queries == 0 ? work.q_len : work.most_queries;
   const int64_t split_bytes = work.q_len * row_bytes, seen_bytes = most_queries * row_bytes;
-  // As many as keep all multiprocessors busy.
+  // As many blocks as keep all multiprocessors busy.
   const int64_t wave =
       (kMultiprocessors + work.key_tiles / 2) / std::max<int64_t>(1, work.key_tiles);
   bool reversed = false;
   int64_t fit = 1;  // splits to work on at the same time
   if (!work.deterministic) {
-    // One query head of every split is in progress: half of the L2 cache. Without a mask the blocks
-    // of a head stay at the same query tile.
+    // One query head of every split is in progress, in half of the L2 cache. Without a mask the
+    // blocks of a head stay at the same query tile.
     if (work.mask == MaskForm::kLists) fit = within(24, split_bytes);
     if (work.mask == MaskForm::kRanges) {
       fit = std::max(within(24, split_bytes / work.heads_per_block), wave);
@@ -96,9 +96,8 @@ inline BackwardOrder BackwardOrderOf(const BackwardWork& work) {
     fit = std::clamp<int64_t>(within(order.heads_inside ? 256 : 32, split_bytes), 1, 8);
   } else {
     // If reversed, the blocks of a head read different query tiles at the same time. Measurements
-    // show that this is faster while everything they read stays in the L2 cache. With short
-    // sequences very many heads would fit, and the last group, which is not reversed, would be
-    // long.
+    // show that this is faster while everything they read stays in the L2 cache. In short sequences
+    // very many heads would fit, which would make the last group, not reversed, long.
     const int64_t limit = (work.heads_per_block == 1 ? 36 : 20) << 20;
     fit = std::max(std::clamp<int64_t>(within(24, split_bytes), 1, 8), wave);
     reversed = seen_bytes <= limit && fit * seen_bytes <= (36 << 20);

@@ -71,7 +71,7 @@ void BackwardOf(const FlashBackwardParams& params, const BackwardScratch& scratc
   WideBackwardDk<Element>(call, params, scratch);
 }
 
-// The queries of a tile of the backward that computes dQ.
+// Returns the queries of a tile of the backward that computes dQ.
 int64_t QueriesOfTile(const Call& call) {
 #define BURST_QUERIES(name, ...) \
   if (call.Fits##name()) return Variants<BFloat16>::name::kBlockM;
@@ -89,14 +89,14 @@ BURST_SM90_BACKWARD_DK(BURST_KEYS)
 
 }  // namespace
 
-// Blocks draw tiles from a counter. Without a mask they stride, and need none.
+// Blocks draw tiles from a counter. Without a mask they take tiles by index and need none.
 int64_t ForwardCounters(const FlashForwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.visible.begin == nullptr && shape.blocks.key_begin == nullptr) return 0;
   return kForwardCounters + cuda::ForwardMarks(shape);
 }
 
-// Computes what a forward has marked behind its counters.
+// Repairs what a forward has marked; the marks follow its counters.
 void Repair(const FlashForwardParams& params, const int32_t* counters) {
   if (params.shape.visible.documents) cuda::RepairForward(params, counters + kForwardCounters);
 }
@@ -123,8 +123,8 @@ void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* sc
 
 namespace {
 
-// In a fixed order two for every tile of queries: the key tiles whose additions to each half of its
-// dQ are done. Then the counters of split heads.
+// Returns the counters of a fixed order: two for every tile of queries, the key tiles that have
+// added to each half of its dQ. The counters of split heads follow.
 int64_t OrderCounters(const FlashBackwardParams& params) {
   const int64_t splits = HeadSplitsOf(params).counters;
   if (!params.deterministic) return splits;
@@ -136,7 +136,7 @@ int64_t OrderCounters(const FlashBackwardParams& params) {
 
 }  // namespace
 
-// The marks lie behind the other counters.
+// The marks follow the other counters.
 int64_t BackwardCounters(const FlashBackwardParams& params) {
   return OrderCounters(params) + cuda::BackwardMarks(params.shape, HeadSplitsOf(params).splits);
 }
@@ -145,7 +145,7 @@ bool AssignsDq(const FlashBackwardParams& params) {
   return params.deterministic && params.shape.k_len > 0;
 }
 
-// Eight for every tile of keys.
+// There are eight numbers for every tile of keys.
 int64_t BackwardQueryTiles(const FlashBackwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.visible.begin == nullptr) return 0;

@@ -1,9 +1,9 @@
 // Attention on Hopper (wgmma, TMA): bfloat16 or float16 operands, float32 statistics and
-// accumulation. Serves any lengths and any head_dim that is a multiple of 8 up to 256 (64, 96
-// forward, 128, 192 and 256 at full speed).
+// accumulation. It serves any lengths, and any head_dim that is a multiple of 8 up to 256. Full
+// speed: 64, 128, 192, 256, and 96 in the forward.
 //
-// Semantics as in burst/kernels/flash_attention.h; what a call must satisfy is checked by
-// gpu/calls.cc. Queued on the thread's stream.
+// See burst/kernels/flash_attention.h for the semantics. gpu/calls.cc checks every call. Calls are
+// queued on the thread's stream.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 namespace burst {
 namespace sm90 {
 
-inline constexpr int64_t kSharedBytes = 227 << 10;  // of a thread block, at most
+inline constexpr int64_t kSharedBytes = 227 << 10;  // most bytes of a thread block
 
-// The number of int32 counters that a call needs; zeros.
+// Returns the number of int32 counters that a call needs, set to zero.
 int64_t ForwardCounters(const FlashForwardParams& params);
 
 void Forward(const FlashForwardParams& params, int32_t* counters);
@@ -25,15 +25,15 @@ void Forward(const FlashForwardParams& params, int32_t* counters);
 int64_t Fp8Scratch(const FlashForwardParams& params);
 void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* scratch);
 
-// Whether the kernels can assign dQ: in a fixed order somebody is the first to add to a tile. Else
-// params.first_dq must be empty.
+// Returns whether the kernels can assign dQ: a fixed order has a first addition to a tile.
+// Otherwise params.first_dq must be empty.
 bool AssignsDq(const FlashBackwardParams& params);
 
-// For BackwardScratch.
+// Returns the sizes of BackwardScratch.
 int64_t BackwardCounters(const FlashBackwardParams& params);
 int64_t BackwardQueryTiles(const FlashBackwardParams& params);
 
-// dQ is float32; params.assign is of dK and dV.
+// Computes the backward. dQ is float32; params.assign is about dK and dV only.
 void Backward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
 }  // namespace sm90

@@ -1,21 +1,21 @@
-// The forward kernel: FlashAttention-3's plan (Shah et al., arXiv 2407.08608).
+// The forward kernel, by FlashAttention-3's plan (Shah et al., arXiv 2407.08608).
 //
 //   producer   one thread; TMA loads Q of a tile, then its K and V blocks, last block first
 //   consumers  a warpgroup for every 64 query rows:
 //                S_j = Q K_j^T                     issued together with
 //                O  += P_(j+1) V_(j+1)             so that the tensor cores work during
 //                P_j = exp2(c S_j - c max)         the softmax of S_j
-//              The warpgroups take turns at issuing matmuls (ping-pong): one's softmax runs beside
+//              The warpgroups take turns at issuing matmuls (ping-pong): one's softmax runs during
 //              the other's matmuls.
 //   finish     O / sum, log-sum-exp
 //
-// When it merges, a tile begins with the result of the earlier calls, (O, lse): O, max = lse,
-// sum = 1, as if their keys had been its first. It is loaded while the first S is computed.
+// When it merges, a tile begins with the result (O, lse) of the earlier calls: O, max = lse, sum =
+// 1, as if their keys had come first. It is loaded while the first S is computed.
 //
 // Blocks are persistent and draw tiles from a counter, longest first: under a causal mask the tiles
-// of the last rows see the most keys. Both sides walk exactly the key blocks that TileInfo names.
-// With lists these are places in the list of a tile's rows, and the producer looks up the keys. The
-// consumers need to know only the place of the last, partial block of keys.
+// of the last rows see the most keys. Producer and consumers walk exactly the key blocks of
+// TileInfo. With lists these are places in the list of a tile's rows, and the producer looks up the
+// keys. The consumers only need the place of the last, partial block of keys.
 //
 // Compiled once for every variant in variants.h.
 #include <type_traits>
@@ -28,7 +28,7 @@ namespace burst {
 namespace sm90 {
 namespace {
 
-// The result of the earlier calls for the thread's rows.
+// Loads the result of the earlier calls for the thread's rows.
 template <class Traits>
 __device__ __forceinline__ void ForwardResume(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row, OnlineSoftmax& softmax,
@@ -47,7 +47,7 @@ __device__ __forceinline__ void ForwardResume(const ForwardArgs& args, const Til
   }
 }
 
-// O / sum and lse of the thread's rows -> global memory. staging: of the warp, for StoreWarpRows.
+// Stores O / sum and lse of the thread's rows. staging: the warp's place for StoreWarpRows.
 template <class Traits>
 __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row, OnlineSoftmax& softmax,
@@ -121,11 +121,11 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
     WgmmaCommit();
   };
 
-  // Frees a Q, and with it the description of the tile before. Its readers call this.
+  // Frees a Q, and with it the description of the tile before. Every reader of Q calls it.
   const auto free_q = [](Barrier* barrier) {
     Traits::kOneLaneReads ? ArriveWarp(barrier) : Arrive(barrier);
   };
-  // With kStoreByTma, the barrier of the Q that O of the last tile is leaving from.
+  // With kStoreByTma: the barrier of the Q whose place O of the last tile is leaving from.
   Barrier* leaving = nullptr;
   const auto release_q = [&] {
     if (leaving == nullptr) return;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       softmax.Exponentiate(1, s, scale_log2);
       if (args.merge) softmax.Rescale(o);
       PackOperand<Element>(s, p);
-      // The exponentials of row 0 run in parallel with the matmul with V, those of row 1 after it.
+      // The exponentials of row 0 run in parallel with the matmul with V, row 1's come after it.
       const auto step = [&](auto masked) {
         constexpr bool kMasked = decltype(masked)::value;
         Wait(&shared.k_full[k_slot.stage], k_slot.parity);
@@ -242,7 +242,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       if (!Traits::kStoreByTma) free_q(&shared.q_empty[q_slot.stage]);
       release_q();
     }
-    if constexpr (Traits::kOneLaneReads) {  // again: no register holds them in between
+    if constexpr (Traits::kOneLaneReads) {  // computed again, to save registers
       own.batch = ReadByOneLane(place.batch);
       own.row = ReadByOneLane(place.row);
       own.head = ReadByOneLane(place.head);
@@ -289,7 +289,7 @@ void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
   ForwardArgs args;
   SetForwardArgs<Traits>(params, counters, Traits::kHeadDim * 4, &args);
   args.q = map(params.q, shape.q_len, shape.num_heads, Traits::kBlockM);
-  args.k = args.v = args.q;  // without keys nothing is loaded from them
+  args.k = args.v = args.q;  // not read without keys
   if (shape.k_len > 0) {
     args.k = map(params.k, shape.k_len, shape.num_kv_heads, Traits::kBlockN);
     args.v = map(params.v, shape.k_len, shape.num_kv_heads, Traits::kBlockN);

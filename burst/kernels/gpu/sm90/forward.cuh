@@ -1,4 +1,4 @@
-// Code that the forward kernels share: the tiles of queries, the order in which blocks draw them,
+// Shared code of the forward kernels: the tiles of queries, the order in which blocks draw them,
 // and the producer, which loads Q, K and V.
 #pragma once
 
@@ -15,16 +15,16 @@
 namespace burst {
 namespace sm90 {
 
-// The key blocks of kBlockN keys that a tile of query rows sees: [block_begin, block_end). All rows
-// of the tile see every key of the blocks in [whole_begin, whole_end). With lists: places in
-// KeyBlocks::key_list, kListParts for each of its.
+// The blocks of kBlockN keys that a tile of query rows sees: [block_begin, block_end). All rows of
+// the tile see every key of [whole_begin, whole_end). With lists these are places in
+// KeyBlocks::key_list, kListParts for each of its entries.
 struct TileInfo {
   int row, head, kv_head, batch;  // batch < 0: no tile left
   int block_begin, block_end;     // begin <= end
   int whole_begin, whole_end;
 };
 
-// Zero between calls.
+// Counters, which are zero between calls.
 struct ForwardCounters {
   unsigned next_tile, finished_blocks;
 };
@@ -32,26 +32,26 @@ static_assert(sizeof(ForwardCounters) == kForwardCounters * sizeof(int32_t), "")
 
 struct ForwardArgs {
   CUtensorMap q, k, v;
-  CUtensorMap out_map;  // of kWarpRows rows; only when stored as Element, for StoreWarpRows
+  CUtensorMap out_map;  // boxes of kWarpRows rows, for StoreWarpRows of Element
   AttentionOperand out;
   bool out_is_float;
   bool merge;
-  bool skip_empty;       // tiles that see no key; merging in place they change nothing
-  AttentionOperand sum;  // fp32: what is merged with
+  bool skip_empty;       // skips tiles that see no key: a merge in place leaves them
+  AttentionOperand sum;  // fp32: the earlier calls' result
   float* lse;
   const float* sinks;
   KeyRanges visible;
   KeyBlocks blocks;
   int q_len, k_len, num_heads, batch_heads, heads_per_kv, head_dim;
-  int tiles, tile_rows;  // all tiles; those of one head
+  int tiles, tile_rows;  // all tiles; the tiles of one head
   int group;             // heads whose K and V share the L2 cache
   float scale, inverse_scale;
   ForwardCounters* counters;
-  int32_t* marks;  // of common/isolation.h
+  int32_t* marks;  // marks of common/isolation.h
 };
 
-// The tiles of Q, K and V. In e4m3, 128 elements take the row of 64 elements of 16 bits, and V is
-// transposed.
+// The tiles of Q, K and V. In e4m3, 128 elements fill the row that 64 elements of 16 bits fill, and
+// V is transposed.
 template <class Traits>
 struct ForwardTiles {
   static constexpr int kColumns = Traits::kHeadDim / (Traits::kFp8 ? 2 : 1);
@@ -68,12 +68,12 @@ struct ForwardShared {
   Barrier q_full[Traits::kQStages], q_empty[Traits::kQStages];
   Barrier k_full[Traits::kStages], k_empty[Traits::kStages];
   Barrier v_full[Traits::kStages], v_empty[Traits::kStages];
-  // Travels with q, twice as many: a tile's finish still reads its own when its q is free again.
+  // Describes the tiles of q. There are twice as many: a tile's finish reads it after q is free.
   TileInfo tile[2 * Traits::kQStages];
-  TileInfo next_tile;  // the producer's
+  TileInfo next_tile;  // of the producer
 };
 
-// Within a group of heads: last rows first, and of equal rows head by head.
+// Returns a tile. In a group of heads the last rows come first, and equal rows head by head.
 template <class Traits>
 __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index) {
   TileInfo tile;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     return Traits::kMasked ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
                            : index + gridDim.x;
   };
-  // If the consumers leave it few registers, the producer keeps its tiles in shared memory.
+  // If the consumers leave the producer few registers, it keeps its tiles in shared memory.
   constexpr bool kInShared = Traits::kProducerRegisters < 40;
   TileInfo own_tile, own_next_tile;
   TileInfo& next_tile = kInShared ? shared.next_tile : own_next_tile;
@@ -190,8 +190,8 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     LoadTile(shared.q[q_slot.stage], args.q, q_full, tile.row, tile.head, tile.batch);
     q_slot.Advance();
     // K runs one block ahead of V, as S runs ahead of O. The next tile is drawn late, so that the
-    // longest remaining tile goes to the first block that is free. But it is drawn while the
-    // consumers still have two blocks of keys to work on, so they do not wait for it.
+    // first free block gets the longest remaining tile. But two blocks of keys are left by then, so
+    // that the consumers do not wait for it.
     const int draw_at = min(tile.block_begin, tile.block_end - 1);
 #pragma unroll 1
     for (int block = tile.block_end - 1; block >= tile.block_begin - 1; --block) {
@@ -205,7 +205,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     }
     index = next;
   }
-  // The last block to finish leaves the counters as it found them.
+  // The last block to finish resets the counters.
   if (Traits::kMasked && atomicAdd(&args.counters->finished_blocks, 1) == gridDim.x - 1) {
     args.counters->next_tile = args.counters->finished_blocks = 0;
   }
@@ -218,7 +218,7 @@ __device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo
          first_row;
 }
 
-// Whether a warp's rows are left to the repair of common/isolation.h, because O is not finite.
+// Returns whether a warp's rows are left to the repair of common/isolation.h: O is not finite.
 template <class Traits>
 __device__ __forceinline__ bool LeaveToRepair(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row,
@@ -233,14 +233,14 @@ __device__ __forceinline__ bool LeaveToRepair(const ForwardArgs& args, const Til
   return true;
 }
 
-// A row's maximum (natural, after softmax_scale) and sum with the head's sink; what the row's O is
-// to be multiplied by.
+// Adds the head's sink to a row's maximum (natural, after softmax_scale) and sum. Returns the
+// factor by which the row's O must be multiplied.
 __device__ __forceinline__ float AddSinkOf(const ForwardArgs& args, const TileInfo& tile,
                                            float* max, float* sum) {
   return args.sinks == nullptr ? 1.f : AddSink(__ldg(args.sinks + tile.head), max, sum);
 }
 
-// The barriers of a block, before any of its threads goes on.
+// Initializes the barriers of a block, before any of its threads goes on.
 template <class Traits>
 __device__ __forceinline__ void InitForwardBarriers(ForwardShared<Traits>& shared) {
   for (int stage = 0; stage < Traits::kQStages; ++stage) {
@@ -258,8 +258,8 @@ __device__ __forceinline__ void InitForwardBarriers(ForwardShared<Traits>& share
   FenceBarrierInit();
 }
 
-// Makes the arguments of a launch from the call; the caller makes the tensor maps. kv_row_bytes: of
-// a key and its value.
+// Makes the arguments of a launch from the call; the caller makes the tensor maps. kv_row_bytes:
+// bytes of a key and its value.
 template <class Traits>
 void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t kv_row_bytes,
                     ForwardArgs* args) {

@@ -1,5 +1,5 @@
-// The forward on Q, K and V of 8 bits (e4m3), rounded by quantize_fp8.h: the plan of forward.cu,
-// with these differences.
+// The forward on Q, K and V of 8 bits (e4m3), rounded by quantize_fp8.h. It follows the plan of
+// forward.cu, with these differences:
 //
 //   scales   S_j is the product of 8 bits times the scales of the query block and of key block j.
 //            O is kept in units of the last key block's scale of V: the factor that a new maximum
@@ -31,12 +31,12 @@ struct Fp8ForwardArgs : ForwardArgs {
   int q_blocks, k_blocks;
 };
 
-// Computes like OnlineSoftmax, for blocks of S with different scales: its maxima are maxima of
+// Computes like OnlineSoftmax, for blocks of S with different scales. Its maxima are maxima of
 // scale S.
 struct ScaledSoftmax {
-  float max[2];         // of scale S, in powers of two
-  float sum[2];         // of P, up to kLargestP; this thread's columns only
-  float correction[2];  // what O so far is to be multiplied by
+  float max[2];         // maximum of scale S, in powers of two
+  float sum[2];         // sum of P, up to kLargestP, over this thread's columns
+  float correction[2];  // factor of O so far
   float origin[2];      // max - log2(kLargestP); of 0 where there is no maximum yet
 
   __device__ __forceinline__ void Reset() {
@@ -61,7 +61,7 @@ struct ScaledSoftmax {
     origin[r] = finite - kLog2LargestP;
   }
 
-  // Row r: S -> P, and its sum.
+  // Replaces S of row r by P, and adds P to the sum.
   template <int kCount>
   __device__ __forceinline__ void Exponentiate(int r, float (&s)[kCount], float scale) {
     float total[2] = {sum[r] * correction[r], 0};
@@ -75,7 +75,7 @@ struct ScaledSoftmax {
   }
 };
 
-// The result of the earlier calls for the thread's rows, in units of a scale of V of 1.
+// Loads the result of the earlier calls for the thread's rows, in units of a scale of V of 1.
 __device__ __forceinline__ void Fp8ForwardResume(const Fp8ForwardArgs& args, const TileInfo& tile,
                                                  int first_row, ScaledSoftmax& softmax,
                                                  float (&o)[64]) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void Fp8ForwardResume(const Fp8ForwardArgs& args, con
   }
 }
 
-// O / sum and lse of the thread's rows -> global memory. v_scale: the units of O.
+// Stores O / sum and lse of the thread's rows. v_scale: the units of O.
 template <class Traits>
 __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, const TileInfo& tile,
                                                  int first_row, ScaledSoftmax& softmax,
@@ -125,7 +125,7 @@ __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, con
                                            valid, args.head_dim);
 }
 
-// The thread's first row, computed again wherever it is needed: no register holds it in between.
+// Returns the thread's first row, computed again wherever it is needed, to save a register.
 __device__ __forceinline__ int RowInTile(int consumer) {
   const int thread = ThreadIndexAgain() % kWarpgroupSize;
   return consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
@@ -135,8 +135,8 @@ template <class Traits>
 __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
                                                   ForwardShared<Traits>& shared, int consumer) {
   constexpr int kBlockN = Traits::kBlockN;
-  // Counts the tiles of Q and the blocks of K so far; V is one block behind. They give the next
-  // slot of each ring, and the parity of its use.
+  // Counts the tiles of Q and the blocks of K so far; V is one block behind. These counts give the
+  // next slot of each ring, and the parity of its use.
   unsigned tiles = 0, blocks = 0;
   static_assert(Traits::kQStages == 2 && Traits::kStages == 4, "");
   const auto q_stage = [&] { return tiles % 2; };
@@ -167,8 +167,7 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
     const TileInfo& tile = shared.tile[tiles % 4];
     if (tile.batch < 0) break;
     const int block_begin = tile.block_begin;
-    // The rows' visible ranges are read again for every masked block, so that no register holds
-    // them in between.
+    // The rows' visible ranges are read again for every masked block, to save registers.
     const auto mask = [&](int block) {
       if (Traits::kRanges) {
         const int64_t first = tile.batch * args.visible.batch_stride;
@@ -222,7 +221,7 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
     int block = tile.block_end - 1;
     if (block >= block_begin) {
       load_scales(block);
-      float units[2];  // what O is multiplied by before the next PV is added
+      float units[2];  // factor of O before the next PV is added
       const auto change_units = [&] {
         const float ratio = __fdividef(v_scale, next_v_scale);
 #pragma unroll
@@ -328,7 +327,7 @@ void LaunchFp8Forward(const FlashForwardParams& params, const Fp8Operands& opera
   SetForwardArgs<Traits>(params, counters, 2 * kFp8HeadDim, &args);
   args.q = MakeByteTensorMap(operands.q, kFp8HeadDim, shape.q_len, shape.num_heads, shape.batch,
                              Traits::kBlockM);
-  args.k = args.v = args.q;  // without keys nothing is loaded from them
+  args.k = args.v = args.q;  // not read without keys
   args.q_blocks = static_cast<int>((shape.q_len + kFp8Block - 1) / kFp8Block);
   args.k_blocks = static_cast<int>((shape.k_len + kFp8Block - 1) / kFp8Block);
   if (shape.k_len > 0) {

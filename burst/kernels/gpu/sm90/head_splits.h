@@ -20,8 +20,8 @@ namespace burst {
 namespace sm90 {
 
 inline constexpr int64_t kMultiprocessors = 132;  // of an H100 or H200
-inline constexpr int64_t kBackwardKeys = 128;     // a tile of keys, in every variant
-inline constexpr int64_t kBackwardWarps = 8;      // that compute it, a part of its keys each
+inline constexpr int64_t kBackwardKeys = 128;     // keys of a tile, in every variant
+inline constexpr int64_t kBackwardWarps = 8;      // warps of a tile, each with a part of its keys
 
 struct HeadSplits {
   int64_t splits = 1;  // blocks for a tile of keys and a KV head
@@ -29,16 +29,16 @@ struct HeadSplits {
   // k_len, head_dim] for dK, then the same for dV. KV heads reuse these buffers in turn.
   int64_t sums = 0;
   int64_t sum_floats = 0;
-  int64_t counters = 0;  // int32, for the turns of every sum, tile and warp: of dV, then of dK
+  int64_t counters = 0;  // int32 for the turns of every sum, tile and warp: dV's, then dK's
 };
 
-// The part of the multiprocessors that blocks of equal length keep busy.
+// Returns the part of the multiprocessors that blocks of equal length keep busy.
 inline double BusyPart(int64_t blocks) {
   const int64_t waves = (blocks + kMultiprocessors - 1) / kMultiprocessors;
   return blocks == 0 ? 1 : static_cast<double>(blocks) / (waves * kMultiprocessors);
 }
 
-// The number of blocks for a tile of keys: a divisor of the heads that share a KV head.
+// Returns the number of blocks for a tile of keys: a divisor of the heads that share a KV head.
 inline int64_t CountHeadSplits(const FlashBackwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   const int64_t heads_per_kv = s.num_heads / s.num_kv_heads;
@@ -50,8 +50,8 @@ inline int64_t CountHeadSplits(const FlashBackwardParams& params) {
   for (int64_t splits = 1; splits <= heads_per_kv; ++splits) {
     if (heads_per_kv % splits != 0) continue;
     if (ranges || lists) {
-      // Blocks of different lengths, the longest ones first: about two for each multiprocessor keep
-      // all of them busy.
+      // If blocks have different lengths and the longest come first, two for each multiprocessor
+      // keep all of them busy.
       constexpr int64_t kEnough = 256, kMostChannels = 512;
       best = splits;
       const bool few_heads = lists || heads_per_kv / splits * s.head_dim <= kMostChannels;
@@ -74,7 +74,7 @@ inline HeadSplits HeadSplitsOf(const FlashBackwardParams& params) {
   const int64_t kv_heads = s.batch * s.num_kv_heads;
   int64_t sums = kv_heads;
   if (params.assign) {
-    // Sums for KV heads whose blocks are four waves. The next KV head then hardly ever waits.
+    // There are sums for the KV heads of four waves of blocks. The next KV head hardly ever waits.
     const int64_t blocks = std::max<int64_t>(1, result.splits * tiles);
     sums = (4 * kMultiprocessors + blocks - 1) / blocks;
     sums = result.sums = std::min(std::max<int64_t>(4, sums), kv_heads);
@@ -84,7 +84,7 @@ inline HeadSplits HeadSplitsOf(const FlashBackwardParams& params) {
   return result;
 }
 
-// The memory that a backward needs, of any values; null for none.
+// The memory that a backward needs, of any values. Null if it needs none.
 struct BackwardScratch {
   int32_t* counters;     // BackwardCounters of flash_attention_sm90.h
   int32_t* query_tiles;  // BackwardQueryTiles: which query tiles see a tile of keys

@@ -1,5 +1,5 @@
-// The softmax of the forward: rows of S in a warp's accumulators, masked, to P, block by block
-// (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention-2, arXiv 2307.08691).
+// Computes the softmax of the forward, block by block: rows of S in a warp's accumulators, masked,
+// become P (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention-2, arXiv 2307.08691).
 #pragma once
 
 #include "burst/kernels/gpu/sm90/tile.cuh"
@@ -7,18 +7,18 @@
 namespace burst {
 namespace sm90 {
 
-// The softmax of this thread's two rows, l / 4 and l / 4 + 8 of its warp, as blocks come in. A
-// block takes, in this order, UpdateMax and Exponentiate of both rows, and Rescale of O.
+// The softmax of this thread's two rows, l / 4 and l / 4 + 8 of its warp. A block takes, in this
+// order, UpdateMax and Exponentiate of both rows, and Rescale of O.
 //
 // It has no branch: everything between two products is one basic block. So ptxas can run one row's
 // exponentials in parallel with the other row's conversions and sums, and with O's multiplications.
-// Skipping the multiplications when no maximum has changed costs more than the multiplications. A
-// maximum that lags behind by a bounded factor would cost more, too. The largest P would then not
-// be exactly 1, which doubles the error of peaked rows when P is rounded to bf16.
+// Skipping these when no maximum has changed costs more than it saves. A maximum that lags behind
+// by a bounded factor would cost more, too: the largest P would not be 1, which doubles the error
+// of peaked rows in bf16.
 struct OnlineSoftmax {
-  float max[2];         // of S, unscaled
-  float sum[2];         // this thread's columns only
-  float correction[2];  // what O so far is to be multiplied by
+  float max[2];         // maximum of S, unscaled
+  float sum[2];         // sum of P over this thread's columns
+  float correction[2];  // factor of O so far
   float origin[2];      // max scale_log2; 0 where there is no maximum yet
 
   __device__ __forceinline__ void Reset() {
@@ -26,8 +26,8 @@ struct OnlineSoftmax {
     sum[0] = sum[1] = 0;
   }
 
-  // The maximum of row r with a new block S. kMasked: the row may not have seen any key yet, not
-  // even of this block.
+  // Updates the maximum of row r with a new block of S. kMasked: the row may not have seen any key
+  // yet, in this block or before.
   template <bool kMasked, int kCount>
   __device__ __forceinline__ void UpdateMax(int r, const float (&s)[kCount], float scale_log2) {
     float partial[2] = {max[r], s[2 * r + 1]};  // short chains, so that their latencies overlap
@@ -44,8 +44,8 @@ struct OnlineSoftmax {
     origin[r] = finite * scale_log2;
   }
 
-  // Makes the maximum of row 1 wait for that of row 0, so that ptxas does not interleave the two
-  // and row 0's exponentials begin half a row earlier. Changes no value.
+  // Makes the maximum of row 1 wait for the maximum of row 0. So ptxas does not interleave the two,
+  // and row 0's exponentials begin half a row earlier. It changes no value.
   __device__ __forceinline__ void OrderRows() {
     asm volatile(
         "{\n"
@@ -57,7 +57,7 @@ struct OnlineSoftmax {
         : "f"(max[0]));
   }
 
-  // Row r: S -> P = exp2(scale_log2 (S - max)), and its sum.
+  // Replaces S of row r by P = exp2(scale_log2 (S - max)), and adds P to the sum.
   template <int kCount>
   __device__ __forceinline__ void Exponentiate(int r, float (&s)[kCount], float scale_log2) {
     float total = sum[r] * correction[r];
@@ -80,7 +80,7 @@ struct OnlineSoftmax {
   __device__ static constexpr int Index(int r, int i) { return i / 2 * 4 + 2 * r + i % 2; }
 };
 
-// S = -inf before begin, or from end on, of each of the thread's rows.
+// Sets S = -inf before begin and from end on, for each of the thread's rows.
 template <bool kBefore, int kCount>
 __device__ __forceinline__ void MaskRows(float (&s)[kCount], int first_column,
                                          const int (&limit)[2]) {

@@ -1,4 +1,4 @@
-// The Hopper instructions the kernels are made of, one function each: barriers in shared memory,
+// Wraps the Hopper instructions that the kernels use, one function each: barriers in shared memory,
 // the tensor memory accelerator (TMA), fences, registers. Names follow the PTX ISA.
 #pragma once
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ void InitBarrier(Barrier* barrier, int arrivals) {
                "r"(arrivals));
 }
 
-// After the initialization, before other threads or the TMA use the barriers.
+// Call it after the initialization, before other threads or the TMA use the barriers.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ void Arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
-// One arrival for the warp, once all its lanes are here.
+// Arrives once for the warp, after all its lanes have come here.
 __device__ __forceinline__ void ArriveWarp(Barrier* barrier) {
   __syncwarp();
   if (threadIdx.x % kWarpSize == 0) Arrive(barrier);
@@ -65,7 +65,7 @@ __device__ __forceinline__ void Wait(Barrier* barrier, int parity) {
       : "memory");
 }
 
-// One of a ring of kStages buffers, and the parity of its current use.
+// A slot of a ring of kStages buffers, and the parity of its current use.
 template <int kStages>
 struct RingSlot {
   int stage = 0;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// kKeep: these lines are the last that the L2 cache evicts.
+// kKeep: the L2 cache evicts these lines last.
 template <bool kKeep>
 __device__ __forceinline__ void TmaLoad(void* shared, const CUtensorMap& map, Barrier* barrier,
                                         int column, int row, int head, int batch) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void TmaLoad(void* shared, const CUtensorMap& map, Ba
       : "memory");
 }
 
-// global = shared; complete after BulkWait.
+// Stores shared memory in global memory; complete after BulkWait.
 __device__ __forceinline__ void TmaStore(const CUtensorMap& map, uint32_t shared, int column,
                                          int row, int head, int batch) {
   asm volatile(
@@ -127,7 +127,7 @@ __device__ __forceinline__ void TmaStore(const CUtensorMap& map, uint32_t shared
       : "memory");
 }
 
-// global += shared, element by element in fp32; complete after BulkWait.
+// Adds shared memory to global memory, element by element in fp32; complete after BulkWait.
 __device__ __forceinline__ void TmaReduceAdd(const CUtensorMap& map, uint32_t shared, int column,
                                              int row, int head, int batch) {
   asm volatile(
@@ -137,7 +137,7 @@ __device__ __forceinline__ void TmaReduceAdd(const CUtensorMap& map, uint32_t sh
       : "memory");
 }
 
-// global = shared, or global += shared, in fp32; complete after BulkWait.
+// Stores shared memory in global memory, or adds it, in fp32; complete after BulkWait.
 __device__ __forceinline__ void StoreOrAdd(bool add, const CUtensorMap& map, uint32_t shared,
                                            int column, int row, int head, int batch) {
   add ? TmaReduceAdd(map, shared, column, row, head, batch)
@@ -148,17 +148,17 @@ __device__ __forceinline__ void BulkCommit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until all committed bulk operations have read their source.
+// Waits until all committed bulk operations have read their source.
 __device__ __forceinline__ void BulkWaitRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// Until all committed bulk operations have written their destination.
+// Waits until all committed bulk operations have written their destination.
 __device__ __forceinline__ void BulkWait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Ordinary writes to shared memory become visible to wgmma and the TMA.
+// Makes ordinary writes to shared memory visible to wgmma and the TMA.
 __device__ __forceinline__ void FenceProxyAsync() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -171,15 +171,15 @@ __device__ __forceinline__ void AddRelease(int* global, int x) {
 
 // ---- Registers.
 
-// threadIdx.x, which the compiler does not know to be that of an earlier reading.
+// Returns threadIdx.x, without letting the compiler use an earlier reading.
 __device__ __forceinline__ int ThreadIndexAgain() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
 
-// Arrives once a warp, not before x (not negative) has been computed. It also keeps ptxas from
-// moving the computation of x below a later wait.
+// Arrives once a warp, after x (not negative) has been computed. It also keeps ptxas from moving
+// the computation of x below a later wait.
 __device__ __forceinline__ void ArriveWarpAfter(Barrier* barrier, float x) {
   __syncwarp();
   if (threadIdx.x % kWarpSize == 0) {
@@ -195,9 +195,9 @@ __device__ __forceinline__ void ArriveWarpAfter(Barrier* barrier, float x) {
   }
 }
 
-// Returns x, on which all threads of the warp agree, in a register that they share. Addresses and
-// descriptors that depend on nothing else are then computed once a warp, in parallel with other
-// arithmetic. Otherwise they take vector registers and a move (R2UR) before every wgmma.
+// Returns x, which must be equal in all threads of the warp, in a register that they share.
+// Addresses and descriptors that depend on nothing else are then computed once a warp, in parallel
+// with other arithmetic. Otherwise every wgmma needs vector registers and a move (R2UR).
 __device__ __forceinline__ int WarpUniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
 template <int kRegisters>
@@ -212,15 +212,15 @@ __device__ __forceinline__ void DecreaseRegisters() {
 
 // ---- Shared memory.
 
-// An int of shared memory, read by one lane for its warp.
+// Reads an int of shared memory by one lane for its warp.
 __device__ __forceinline__ int ReadByOneLane(const int& x) {
   int value = 0;
   if (threadIdx.x % kWarpSize == 0) value = *const_cast<const volatile int*>(&x);
   return __shfl_sync(0xffffffff, value, 0);
 }
 
-// Stores four 8x8 matrices of elements of 16 bits: lane l gives the address of row l % 8 of the
-// matrix l / 8.
+// Stores four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l /
+// 8.
 __device__ __forceinline__ void StoreMatrix(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                             uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -228,8 +228,8 @@ __device__ __forceinline__ void StoreMatrix(uint32_t address, uint32_t a, uint32
                : "memory");
 }
 
-// Stores four 8x8 matrices of such elements, each transposed: lane l gives the address of row l % 8
-// of the transposed matrix l / 8.
+// Stores four 8x8 matrices of 16-bit elements, each transposed. Lane l gives the address of row l %
+// 8 of the transposed matrix l / 8.
 __device__ __forceinline__ void StoreMatrixTransposed(uint32_t address, uint32_t a, uint32_t b,
                                                       uint32_t c, uint32_t d) {
   asm volatile(
@@ -238,8 +238,8 @@ __device__ __forceinline__ void StoreMatrixTransposed(uint32_t address, uint32_t
       : "memory");
 }
 
-// Loads four 8x8 matrices of elements of 16 bits: lane l gives the address of row l % 8 of the
-// matrix l / 8, and has elements 2 (l % 4) and the next of row l / 4 of each.
+// Loads four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l /
+// 8. It gets elements 2 (l % 4) and the next of row l / 4 of each.
 __device__ __forceinline__ void LoadMatrix(uint32_t address, uint32_t (&d)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])

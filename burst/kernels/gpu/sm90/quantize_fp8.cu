@@ -14,11 +14,11 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlock = static_cast<int>(kFp8Block), kColumns = static_cast<int>(kFp8HeadDim);
-// A row is 16 lanes', eight elements each.
+// 16 lanes have a row, eight elements each.
 constexpr int kRowLanes = 16, kOwn = kColumns / kRowLanes;
 constexpr int kRowsAtOnce = kThreads / kRowLanes;
 constexpr int kRounds = kBlock / kRowsAtOnce;
-constexpr float kLargest = 448;         // of e4m3
+constexpr float kLargest = 448;         // the largest number of e4m3
 constexpr float kSmallestTop = 1e-12f;  // keeps scales, and products of two, normal numbers
 
 struct QuantizeArgs {
@@ -28,7 +28,7 @@ struct QuantizeArgs {
   int rows, head_dim, heads, blocks;
 };
 
-// The place at which a thread block works.
+// The rows at which a thread block works.
 struct Place {
   int block, head, batch;
   __device__ explicit Place(const QuantizeArgs& args)
@@ -46,7 +46,7 @@ __device__ __forceinline__ float2 Unpack(uint32_t pair) {
   }
 }
 
-// The sign bits of the lane's four pairs of channels: of the 128 channels those of pi's digits.
+// The sign bits of the lane's four pairs of channels; binary digits of pi give all 128.
 struct Signs {
   uint32_t pairs[kOwn / 2];
   __device__ Signs() {
@@ -63,7 +63,7 @@ struct Signs {
   }
 };
 
-// signs: null, or the row is multiplied by them. Infinity becomes NaN, which e4m3 keeps.
+// Loads a row, times `signs` unless they are null. Infinity becomes NaN, which e4m3 keeps.
 template <class Element>
 __device__ __forceinline__ void LoadRow(const QuantizeArgs& args, const Place& place, int row,
                                         const Signs* signs, float (&x)[kOwn]) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void LoadRow(const QuantizeArgs& args, const Place& p
   }
 }
 
-// x <- H x over the row's 16 lanes, H of -1 and 1: sqrt(128) times an orthogonal matrix.
+// Computes x = H x over the row's 16 lanes. H has -1 and 1: sqrt(128) times an orthogonal matrix.
 __device__ __forceinline__ void Hadamard(float (&x)[kOwn]) {
   const int lane = threadIdx.x % kRowLanes;
 #pragma unroll
@@ -106,7 +106,7 @@ __device__ __forceinline__ void Hadamard(float (&x)[kOwn]) {
   }
 }
 
-// The largest magnitude of the thread block's elements but NaN, at least kSmallestTop.
+// Returns the thread block's largest magnitude, without NaN, or kSmallestTop if that is larger.
 __device__ __forceinline__ float Top(const float (&x)[kRounds][kOwn]) {
   __shared__ float warps[kThreads / 32];
   float top = kSmallestTop;
@@ -123,14 +123,14 @@ __device__ __forceinline__ float Top(const float (&x)[kRounds][kOwn]) {
   return top;
 }
 
-// Four numbers in a word, the first in the lowest byte.
+// Packs four numbers into a word, the first in the lowest byte.
 __device__ __forceinline__ uint32_t Pack4(float a, float b, float c, float d) {
   const uint32_t low = __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
   const uint32_t high = __nv_cvt_float2_to_fp8x2({c, d}, __NV_SATFINITE, __NV_E4M3);
   return low | high << 16;
 }
 
-// Q or K.
+// Quantizes Q or K.
 template <class Element>
 __global__ __launch_bounds__(kThreads, 2) void QuantizeRows(QuantizeArgs args) {
   const Place place(args);
@@ -162,8 +162,8 @@ __global__ __launch_bounds__(kThreads, 2) void QuantizeRows(QuantizeArgs args) {
   }
 }
 
-// V, transposed. A word is four keys in sequence (in the order of quantize_fp8.h); a thread has the
-// words of its columns for kRounds / 4 of them.
+// Quantizes V, transposed. A word has four consecutive keys, in the order of quantize_fp8.h. A
+// thread has kRounds / 4 words of each of its columns.
 template <class Element>
 __global__ __launch_bounds__(kThreads, 2) void QuantizeTransposed(QuantizeArgs args) {
   constexpr int kWords = kBlock / 4;

@@ -1,5 +1,5 @@
-// Before a backward under a mask: which query tiles see a tile of keys, and dQ of those that see
-// none.
+// Runs before a backward under a mask: finds which query tiles see a tile of keys, and clears dQ of
+// query tiles that see no key.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace burst {
 namespace sm90 {
 
 // Finds, in each of the non-decreasing values[i][0, n), the first index whose value is at least
-// bounds[i]; n if there is none. By a whole warp, all searches at a time.
+// bounds[i], or n. A whole warp does all searches at the same time.
 template <int kCount>
 __device__ __forceinline__ void LowerBounds(const int32_t* const (&values)[kCount],
                                             const int (&bounds)[kCount], int n,
@@ -27,7 +27,7 @@ __device__ __forceinline__ void LowerBounds(const int32_t* const (&values)[kCoun
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       stride[i] = max(1, (length[i] + kWarpSize - 1) / kWarpSize);
-      const int at = (lane + 1) * stride[i] - 1;  // the last of the lane's part
+      const int at = (lane + 1) * stride[i] - 1;  // last index of the lane's part
       below[i] = at < length[i] && values[i][first[i] + at] < bounds[i];
     }
     open = false;
@@ -41,8 +41,8 @@ __device__ __forceinline__ void LowerBounds(const int32_t* const (&values)[kCoun
   }
 }
 
-// By a whole warp. begin and end do not decrease: a range of rows sees some key of the tile, and a
-// range of rows all of them.
+// Finds the query tiles of a tile of keys, by a whole warp. begin and end do not decrease. So a
+// range of rows sees some key of the tile, and a range of rows sees all of them.
 template <class Traits>
 __device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int index) {
   const int64_t offset = index / args.key_tiles * args.visible.batch_stride;
@@ -59,12 +59,12 @@ __device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int ind
   tiles.end = (last + kBlockM - 1) / kBlockM;
   tiles.whole_begin = (whole_first + kBlockM - 1) / kBlockM;
   tiles.whole_end = whole_last == args.q_len ? args.query_tiles : whole_last / kBlockM;
-  // The last tile of keys may be partial, and its missing keys are masked.
+  // The last tile of keys may be partial. Its missing keys are masked.
   if (last_key + 1 < first_key + Traits::kBlockN) tiles.whole_end = 0;
-  // The keys of one document may end, and another's begin, inside a tile. All queries in between
-  // meet that tile, although many may see none of the given keys (but keys of another rank). Their
-  // rows have begin >= x >= end, where the first document ends at x, or the last one begins. The
-  // longer of these two gaps is left out.
+  // Where one document's keys end inside a tile, and another's begin, all queries in between meet
+  // that tile. Many may see none of these keys, but keys of another rank. Their rows have begin >=
+  // x >= end, where the first document ends at x, or the last one begins. The longer of the two
+  // gaps is left out.
   tiles.gap_begin = tiles.gap = 0;
   if (first < last) {
     const int after = end[first], before = begin[last - 1];
@@ -82,8 +82,8 @@ __device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int ind
   if (threadIdx.x % kWarpSize == 0) args.query_tiles_of[index] = tiles;
 }
 
-// Whether some query of the tile sees a key. If none does, a tile of keys that meets it all the
-// same adds zeros to dQ, or assigns them.
+// Returns whether some query of the tile sees a key. If not, a tile of keys that meets it anyway
+// adds zeros to dQ, or assigns them.
 template <class Traits>
 __device__ __forceinline__ bool IsSeen(const BackwardArgs& args, int batch, int tile) {
   if (Traits::kLists) {
@@ -103,7 +103,7 @@ __host__ __device__ inline int ClearingsPerTile(const BackwardArgs& args) {
   return (args.first_dq.end - args.first_dq.begin + kHeadsPerClearing - 1) / kHeadsPerClearing;
 }
 
-// Zeros where dQ is to be assigned and no query sees a key. By a whole warp.
+// Clears dQ where it is to be assigned and no query sees a key. A whole warp does it.
 template <class Traits>
 __device__ __forceinline__ void ClearUnseen(const BackwardArgs& args, bool one_mask, int index) {
   const int parts = ClearingsPerTile(args);

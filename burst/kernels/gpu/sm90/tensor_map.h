@@ -1,4 +1,4 @@
-// Host side: descriptions of tensors for the TMA.
+// Makes the TMA's descriptions of tensors, on the host.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
-// Code that the forward and backward kernels share: tiles in shared memory, the visible range of a
-// tile, and rows of accumulators on their way to global memory.
+// Shared code of the forward and backward kernels: tiles in shared memory, visible ranges of tiles,
+// rows of accumulators on their way to global memory.
 #pragma once
 
 #include "burst/kernels/gpu/common/accumulator.cuh"
@@ -28,13 +28,13 @@ struct Tile {
 
   alignas(1024) uint16_t data[kRows * kBlocks * kBlockColumns];
 
-  // The first row and the column block of a part of the tile.
+  // Returns the place of a part of the tile: its first row and its column block.
   __device__ __forceinline__ const uint16_t* At(int row, int block = 0) const {
     return data + (block * kRows + row) * kBlockColumns;
   }
 };
 
-// Rows row .. row + kRows - 1 of one head, all columns. Announce Tile::kBytes on the barrier first.
+// Loads rows row .. row + kRows - 1 of one head. Announce Tile::kBytes on the barrier first.
 template <bool kKeep = false, int kRows, int kColumns>
 __device__ __forceinline__ void LoadTile(Tile<kRows, kColumns>& tile, const CUtensorMap& map,
                                          Barrier* barrier, int row, int head, int batch) {
@@ -45,9 +45,9 @@ __device__ __forceinline__ void LoadTile(Tile<kRows, kColumns>& tile, const CUte
   }
 }
 
-constexpr int kWarpRows = 16;  // of a warp's accumulators
+constexpr int kWarpRows = 16;  // rows of a warp's accumulators
 
-// Rows row .. row + 63 of a tile, the first 4 kCount columns, as an A operand of the
+// Loads rows row .. row + 63 of a tile, the first 4 kCount columns, as an A operand of the
 // warpgroup.
 template <int kRows, int kColumns, int kCount>
 __device__ __forceinline__ void LoadOperand(const Tile<kRows, kColumns>& tile, int row,
@@ -99,10 +99,10 @@ __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t s
   }
 }
 
-constexpr int kFloatBoxColumns = 32;  // fp32 in a swizzled row
+constexpr int kFloatBoxColumns = 32;  // fp32 elements in a swizzled row
 
-// Stores like StoreWarpRows to fp32 rows in global memory, assigned or added. The tile's blocks
-// have 32 columns.
+// Stores like StoreWarpRows, to fp32 rows in global memory, which are assigned or added to. The
+// tile's blocks have 32 columns.
 template <int kColumns>
 __device__ __forceinline__ void StoreFloatWarpRows(bool add, const CUtensorMap& map,
                                                    uint32_t staging, int block_bytes,

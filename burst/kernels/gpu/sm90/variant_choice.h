@@ -1,4 +1,4 @@
-// Which row of variants.bzl computes a call.
+// Chooses the row of variants.bzl that computes a call.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,19 @@
 namespace burst {
 namespace sm90 {
 
-// The mask of a variant: every key, KeyRanges or KeyBlocks.
+// The mask of a variant: none, KeyRanges or KeyBlocks.
 enum class MaskForm { kFull, kRanges, kLists };
 
-// The properties of a call that decide.
+// The properties of a call on which the choice depends.
 struct Call {
   int64_t head_dim = 0, q_len = 0, k_len = 0;
   MaskForm mask = MaskForm::kFull;
   int64_t most_queries = 0;  // KeyRanges::most_queries; 0: not known
-  // A backward in a fixed order, where one block takes all query heads of a tile of keys. Split
-  // heads gain nothing by the variants for a fixed order.
+  // Whether the backward has a fixed order and one block takes all query heads of a tile of keys.
+  // Split heads gain nothing by the variants for a fixed order.
   bool ordered = false;
 
-  // Whether a row fits the call: FitsForwardD64Full() etc.
+  // Returns whether a row fits the call: FitsForwardD64Full() and so on.
 #define BURST_FITS(name, max_head_dim, form, when, ...) \
   bool Fits##name() const { return head_dim <= max_head_dim && mask == MaskForm::form && (when); }
   BURST_SM90_FORWARD(BURST_FITS)

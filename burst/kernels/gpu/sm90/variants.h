@@ -22,7 +22,7 @@ struct ForwardTraits {
   static constexpr int kBlockM = kConsumers * 64;  // queries
   static constexpr int kBlockN = kBlockN_;         // keys
   static constexpr int kQStages = kQStages_;
-  static constexpr int kStages = kStages_;  // of K and of V
+  static constexpr int kStages = kStages_;  // stages of K, and of V
   static constexpr bool kFp8 = false;
   static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
@@ -30,13 +30,13 @@ struct ForwardTraits {
   // Blocks of kBlockN keys in a block of a list.
   static constexpr int kListParts = kListBlock / kBlockN;
   static_assert(!kLists || (kBlockM == kListBlock && kListParts * kBlockN == kListBlock), "");
-  // With a second buffer of Q, a warp's rows of O leave for global memory from where its Q was.
+  // With a second buffer of Q, a warp's rows of O leave for global memory from their Q's place.
   static constexpr bool kStoreByTma = kHeadDim > 64 && kQStages > 1;
-  // K and V of a wide head fill a good part of the L2 cache, and tiles under a mask read them at
-  // different times: nothing else is to displace them.
+  // Keeps K and V in the L2 cache. In wide heads they fill a good part of it, and tiles under a
+  // mask read them at different times.
   static constexpr bool kKeepKeys = kMasked && kHeadDim > 128;
-  // One lane of a warp reads a tile's description for all, and frees it. Elsewhere every lane does
-  // so for itself, which here takes 2 to 4 % longer.
+  // One lane of a warp reads a tile's description for all, and frees it. Where every lane does so
+  // for itself, wide heads take 2 to 4 % longer.
   static constexpr bool kOneLaneReads = kMasked && kHeadDim > 192;
   static constexpr int kConsumerWarps = kConsumers * 4;
   static constexpr int kThreads = (kConsumers + 1) * 128;
@@ -44,15 +44,15 @@ struct ForwardTraits {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 };
 
-// Counters of a forward under a mask: the next tile to draw, and the blocks that are done. The
-// call's marks (common/isolation.h) lie behind them.
+// The counters of a forward under a mask: the next tile to draw, and the number of finished blocks.
+// The call's marks (common/isolation.h) follow them.
 constexpr int64_t kForwardCounters = 2;
 
-// counters, and scratch below: what flash_attention_sm90.h asks for.
+// counters, and scratch below: see flash_attention_sm90.h.
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params, int32_t* counters);
 
-// Q, K and V are as quantize_fp8.h writes them. Element is the result's type.
+// Q, K and V are in the form of quantize_fp8.h. Element is the result's type.
 template <class Element_, MaskForm kForm>
 struct Fp8ForwardTraits {
   using Element = Element_;
@@ -61,7 +61,7 @@ struct Fp8ForwardTraits {
   static constexpr int kBlockM = kConsumers * 64;  // queries
   static constexpr int kBlockN = 128;              // keys
   static constexpr int kQStages = 2;
-  static constexpr int kStages = 4;  // of K and of V
+  static constexpr int kStages = 4;  // stages of K, and of V
   static constexpr bool kFp8 = true;
   static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
@@ -76,7 +76,7 @@ struct Fp8ForwardTraits {
   static constexpr int kConsumerRegisters = 232;
 };
 
-// operands: those of quantize_fp8.h.
+// operands: see quantize_fp8.h.
 template <class Traits>
 void LaunchFp8Forward(const FlashForwardParams& params, const Fp8Operands& operands,
                       int32_t* counters);
@@ -102,44 +102,44 @@ struct BackwardTraits {
   static constexpr int kConsumerRegisters = kHeadDim > 96 ? 240 : 232;
   // Searches for masks before the matmuls instead of in parallel with them.
   static constexpr bool kEarly = kEarly_;
-  // Waits for Q, dO and the rows' data together, and releases them together. At a head_dim of 64
-  // short sequences gain more by beginning as soon as Q is there.
+  // Waits for Q, dO and the rows' data together, and frees them together. At a head_dim of 64,
+  // short sequences gain more by beginning as soon as Q has come.
   static constexpr bool kOneBarrier = kHeadDim > 64;
-  // lse and delta into registers before the matmuls are waited for, where there is room.
+  // Reads lse and delta into registers before it waits for the matmuls, if there is room.
   static constexpr bool kRowsEarly = kHeadDim > 64;
-  // dS times the softmax's scale, instead of dQ and dK. Not in fp16, whose numbers end at 2^-24.
+  // Multiplies dS, not dQ and dK, by the softmax's scale. Not in fp16, whose numbers end at 2^-24.
   static constexpr bool kScaleDs = std::is_same<Element, BFloat16>::value;
   // V is the A operand of every dP^T product, and shared-memory bandwidth limits the kernel.
   // Consumers therefore keep kValueSteps groups of 16 columns of V in registers. The values were
   // measured; more is not faster even where registers are free.
   static constexpr int kValueSteps = kHeadDim <= 64 ? 3 : kHeadDim <= 96 ? 6 : kMasked ? 5 : 4;
-  // A consumer's part of dQ: kDqRows queries, 64 columns.
+  // A consumer's part of dQ is kDqRows queries by 64 columns.
   static constexpr bool kDqByColumns = kHeadDim > 64;
   static constexpr int kDqRows = kDqByColumns ? kBlockM : kBlockM / 2;
-  // Two: the warps that add dQ to global memory take turns at the query tiles. One: each adds a
-  // consumer's part of every tile.
+  // With two, the warps that add dQ to global memory take turns at the query tiles. With one, each
+  // adds a consumer's part of every tile.
   static constexpr int kDqTurns = kLists || kOrdered ? 2 : 1;
   // These warps wait for a step's turn in the fixed order before they wait for its dQ. Measured:
-  // either of the two alone makes it slower, both together make short sequences faster.
+  // kDqTurns or kTurnFirst alone is slower, both together make short sequences faster.
   static constexpr bool kTurnFirst = kOrdered;
-  // With two, each warp has its own: a block may be two query tiles ahead of its turn. At a
-  // head_dim of 64 there is no room.
+  // With two buffers, each warp has its own, so a block may be two query tiles ahead of its turn.
+  // At a head_dim of 64 there is no room.
   static constexpr int kDqBuffers = kLists && kHeadDim > 64 ? 2 : 1;
 };
 
 template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
-// Wide heads, whose dK and dV do not both fit into registers, take two passes: dV, then dK and dQ.
+// Wide heads take two passes, dV, then dK and dQ: their dK and dV do not both fit registers.
 template <class Element_, int kHeadDim_, bool kDk_, MaskForm kForm>
 struct WideBackwardTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
   static constexpr int kBlockM = 64;          // queries
   static constexpr int kBlockN = 128;         // keys
-  static constexpr bool kDk = kDk_;           // the pass for dK and dQ; else that for dV
-  static constexpr bool kTurnFirst = false;   // as above
-  // dQ one step after its operands, and V in registers.
+  static constexpr bool kDk = kDk_;           // true: the pass for dK and dQ; false: for dV
+  static constexpr bool kTurnFirst = false;   // this and kScaleDs: see BackwardTraits
+  // Computes dQ one step after its operands, and keeps V in registers.
   static constexpr bool kLateDq = kDk && kHeadDim <= 192;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
   static constexpr MaskForm kMask = kForm;
@@ -153,7 +153,7 @@ struct WideBackwardTraits {
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kProducerRegisters = kLateDq ? 24 : 40;
   static constexpr int kConsumerRegisters = kLateDq ? 240 : 232;
-  static constexpr bool kScaleDs = kDk && std::is_same<Element, BFloat16>::value;  // as above
+  static constexpr bool kScaleDs = kDk && std::is_same<Element, BFloat16>::value;
 };
 
 template <class Traits>

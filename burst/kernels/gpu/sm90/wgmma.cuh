@@ -26,9 +26,9 @@ constexpr int kWgmmaK = 16;
 
 enum class Major { kK, kMN };
 
-// The matrix descriptor of a block at `shared` (PTX ISA, "Matrix descriptor"). K-major operands
-// step by 1024 bytes between groups of eight rows; MN-major ones step by 1024 along K and by
-// block_bytes to the next 64 columns.
+// Returns the matrix descriptor of a block at `shared` (PTX ISA, "Matrix descriptor"). K-major
+// operands step by 1024 bytes between groups of eight rows. MN-major operands step by 1024 bytes
+// along K, and by block_bytes to the next 64 columns.
 __device__ __forceinline__ uint64_t Descriptor(const void* shared, int block_bytes = 16) {
   uint64_t descriptor = (SharedAddress(shared) & 0x3FFFF) >> 4;
   descriptor |= static_cast<uint64_t>(block_bytes >> 4) << 16;
@@ -37,13 +37,13 @@ __device__ __forceinline__ uint64_t Descriptor(const void* shared, int block_byt
   return descriptor;
 }
 
-// Byte offset of the k-th group of 16 columns (K-major) or 16 rows (MN-major) of a tile.
+// Returns the byte offset of a tile's k-th group of 16 columns (K-major) or 16 rows (MN-major).
 template <Major kMajor>
 __device__ __forceinline__ constexpr int StepBytes(int k, int block_bytes) {
   return kMajor == Major::kMN ? k * kWgmmaK * kRowBytes : (k / 4) * block_bytes + (k % 4) * 32;
 }
 
-// Registers have been written; wgmma may read them.
+// Call it after registers have been written; wgmma may read them then.
 __device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -52,7 +52,7 @@ __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until at most kPending of the committed groups are in flight.
+// Waits until at most kPending of the committed groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -71,7 +71,7 @@ __device__ __forceinline__ void PinRegisters(uint32_t (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// The value is computed, or loaded, before this point.
+// Makes the compiler compute or load the value before this point.
 __device__ __forceinline__ void Pin(const float2& value) {
   asm volatile("" ::"f"(value.x), "f"(value.y));
 }
@@ -119,7 +119,7 @@ struct Wgmma;
 #define BURST_REGISTERS_14 BURST_REGISTERS_13, BURST_EIGHT(112)
 #define BURST_REGISTERS_15 BURST_REGISTERS_14, BURST_EIGHT(120)
 
-// The operands after the N / 2 accumulators are numbered r0, r1, ...
+// The operands after the N / 2 accumulators have the numbers r0, r1, ...
 #define BURST_WGMMA(N, LAST, r0, r1, r2, r3, r4, r5, r6)                    \
   BURST_WGMMA_OF(BFloat16, "bf16", N, LAST, r0, r1, r2, r3, r4, r5, r6);    \
   BURST_WGMMA_OF(Float16, "f16", N, LAST, r0, r1, r2, r3, r4, r5, r6)
@@ -161,8 +161,8 @@ BURST_WGMMA(192, 11, 96, 97, 98, 99, 100, 101, 102);
 BURST_WGMMA(256, 15, 128, 129, 130, 131, 132, 133, 134);
 // clang-format on
 
-// D = (accumulate ? D : 0) + A B over kK, A and B tiles in shared memory whose 64-column blocks are
-// a_block_bytes and b_block_bytes apart. Asynchronous: commit, then wait.
+// Computes D = (accumulate ? D : 0) + A B over kK. A and B are tiles in shared memory whose
+// 64-column blocks are a_block_bytes and b_block_bytes apart. Asynchronous: commit, then wait.
 template <class Element, int kN, int kK, Major kMajorA = Major::kK, Major kMajorB = Major::kK>
 __device__ __forceinline__ void MatmulSharedShared(float (&d)[kN / 2], const void* a,
                                                    int a_block_bytes, const void* b,
@@ -177,7 +177,7 @@ __device__ __forceinline__ void MatmulSharedShared(float (&d)[kN / 2], const voi
   }
 }
 
-// Multiplies with A, [64, kK], in registers: a[4 k .. 4 k + 3] are its columns 16 k .. 16 k + 15.
+// Multiplies with A, [64, kK], in registers: a[4 k .. 4 k + 3] has columns 16 k .. 16 k + 15.
 template <class Element, int kN, int kK, Major kMajorB>
 __device__ __forceinline__ void MatmulRegisterShared(float (&d)[kN / 2],
                                                      const uint32_t (&a)[kK / 4], const void* b,
@@ -191,7 +191,7 @@ __device__ __forceinline__ void MatmulRegisterShared(float (&d)[kN / 2],
   }
 }
 
-// D = A B with A and B K-major; the first columns of A in registers, all of it in shared memory.
+// Computes D = A B, both K-major. A is in shared memory, its first columns also in registers.
 template <class Element, int kN, int kK, int kCount>
 __device__ __forceinline__ void MatmulPartlyFromRegisters(float (&d)[kN / 2],
                                                           const uint32_t (&a_registers)[kCount],
@@ -210,7 +210,7 @@ __device__ __forceinline__ void MatmulPartlyFromRegisters(float (&d)[kN / 2],
   }
 }
 
-// Accumulators [64, kN] -> the A operand [64, kN] of the next matmul.
+// Converts accumulators [64, kN] to the A operand [64, kN] of the next matmul.
 template <class Element, int kCount>
 __device__ __forceinline__ void PackOperand(const float (&d)[kCount], uint32_t (&a)[kCount / 2]) {
 #pragma unroll

@@ -1,9 +1,9 @@
-// Warpgroup matmuls of e4m3, as wgmma.cuh's: D[64, 128] += A[64, K] B[128, K]^T, fp32 accumulators.
-// Both operands have the summed index innermost (K-major); a tile's rows of 128 elements are 128
-// bytes in the same swizzle.
+// Warpgroup matmuls of e4m3, like wgmma.cuh's: D[64, 128] += A[64, K] B[128, K]^T, in fp32. Both
+// operands have the summed index innermost (K-major). A tile's rows of 128 elements are 128 bytes
+// in the same swizzle.
 //
-// The tensor cores add products of 8 bits with fewer bits than fp32 has (about 14 behind the
-// binary point of the largest), so a sum over many calls belongs into registers.
+// The tensor cores add 8-bit products with fewer bits than fp32 has: about 14 after the binary
+// point of the largest. A sum over many calls must therefore be in registers.
 #pragma once
 
 #include "burst/kernels/gpu/sm90/wgmma.cuh"
@@ -14,7 +14,7 @@ namespace sm90 {
 constexpr int kFp8WgmmaK = 32;  // 32 bytes, as 16 elements of 16 bits
 
 // clang-format off
-// D = (accumulate ? D : 0) + A B^T over one row of 128. A and B: descriptors' first rows.
+// Computes D = (accumulate ? D : 0) + A B^T over a row of 128. A, B: descriptors of first rows.
 __device__ __forceinline__ void Fp8SharedShared(float (&d)[64], uint64_t a, uint64_t b,
                                                 int accumulate) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
@@ -34,7 +34,7 @@ __device__ __forceinline__ void Fp8RegisterShared(float (&d)[64], const uint32_t
 }
 // clang-format on
 
-// D = A B^T over 128: A and B rows of 128 bytes in shared memory. Asynchronous: commit, then wait.
+// Computes D = A B^T over 128, of rows in shared memory. Asynchronous: commit, then wait.
 __device__ __forceinline__ void Fp8MatmulSharedShared(float (&d)[64], const void* a,
                                                       const void* b) {
   const uint64_t a_descriptor = Descriptor(a), b_descriptor = Descriptor(b);
@@ -45,7 +45,7 @@ __device__ __forceinline__ void Fp8MatmulSharedShared(float (&d)[64], const void
   }
 }
 
-// Multiplies with A, [64, 128], in registers: a[4 k .. 4 k + 3] are its columns 32 k .. 32 k + 31.
+// Multiplies with A, [64, 128], in registers: a[4 k .. 4 k + 3] has columns 32 k .. 32 k + 31.
 __device__ __forceinline__ void Fp8MatmulRegisterShared(float (&d)[64], const uint32_t (&a)[16],
                                                         const void* b) {
   const uint64_t b_descriptor = Descriptor(b);
@@ -55,7 +55,7 @@ __device__ __forceinline__ void Fp8MatmulRegisterShared(float (&d)[64], const ui
   }
 }
 
-// Four of e4m3 in a register, the first in the lowest byte, round to nearest even.
+// Packs four numbers of e4m3 into a register, the first in the lowest byte, to nearest even.
 __device__ __forceinline__ uint32_t PackFp8(float a, float b, float c, float d) {
   uint32_t packed;
   asm("{\n"
@@ -69,8 +69,8 @@ __device__ __forceinline__ uint32_t PackFp8(float a, float b, float c, float d) 
   return packed;
 }
 
-// Accumulators [64, 128] -> the A operand of the next matmul, whose columns are in the order of
-// quantize_fp8.h.
+// Converts accumulators [64, 128] to the A operand of the next matmul, whose columns are in the
+// order of quantize_fp8.h.
 __device__ __forceinline__ void PackFp8Operand(const float (&d)[64], uint32_t (&a)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
