@@ -1,5 +1,8 @@
 """burst_library and burst_binary: the libraries and programs of this repository."""
 
+load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
+load("@rules_cc//cc:cc_library.bzl", "cc_library")
+
 # What nearly everything depends on.
 COMMON = [
     "//burst/base:check",
@@ -17,7 +20,7 @@ def burst_library(name, srcs = None, hdrs = None, deps = [], **kwargs):
     common = [dep for dep in COMMON if not (own and dep.startswith("//"))]
     if srcs == None and hdrs == None:
         srcs, hdrs = native.glob([name + ".cc"]), native.glob([name + ".h"])
-    native.cc_library(
+    cc_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,
@@ -27,4 +30,4 @@ def burst_library(name, srcs = None, hdrs = None, deps = [], **kwargs):
 
 def burst_binary(name, srcs = None, deps = [], **kwargs):
     """A program of NAME.cc or of srcs. It depends on COMMON."""
-    native.cc_binary(name = name, srcs = srcs or [name + ".cc"], deps = COMMON + deps, **kwargs)
+    cc_binary(name = name, srcs = srcs or [name + ".cc"], deps = COMMON + deps, **kwargs)

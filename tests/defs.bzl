@@ -3,13 +3,14 @@
 All depend on COMMON (//:defs.bzl) and GoogleTest.
 """
 
+load("@rules_cc//cc:cc_test.bzl", "cc_test")
 load("//:defs.bzl", "COMMON", "burst_library")
 load("@mpi//:defs.bzl", "MPIRUN")
 load("//third_party/cuda:defs.bzl", "if_cuda")
 
 def unit_test(name, deps = [], size = "small", gtest = "@googletest//:gtest_main", tags = None, **kwargs):
     """A GoogleTest program. One that is not small has two cores."""
-    native.cc_test(
+    cc_test(
         name = name,
         size = size,
         srcs = [name + ".cc"],
@@ -45,7 +46,7 @@ def gpu_test(name, deps, size = "small", srcs = None, gtest = "@googletest//:gte
             "//tests/testing:small_gpu",
         ]
     for test, more in tests.items():
-        native.cc_test(
+        cc_test(
             name = test,
             size = size,
             srcs = srcs or [name + ".cc"],

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs the missing packages for building and testing, on Debian 12 and 13. Ubuntu 22.04 and 24.04 are
+# Installs the missing packages for building and testing, on Debian 12 to 14. Ubuntu 22.04 and 24.04 are
 # accepted too: their packages have the same names, but this was not tried there. The script is quick
 # and silent when all packages are there.
 #
@@ -11,7 +11,7 @@ set -euo pipefail
 
 packages=(
   g++                    # the compiler
-  bazel-bootstrap        # Bazel 4.2, and the Java rules that it loads
+  bazel-bootstrap        # Bazel 4.2 or 7.7, and the Java rules that it loads
   bazel-rules-java
   libeigen3-dev          # matmuls on the CPU
   libabsl-dev            # containers, status, strings
@@ -45,16 +45,21 @@ done
 id='' version=''
 if [ -r /etc/os-release ]; then
   id=$(. /etc/os-release && echo "${ID:-}")
-  version=$(. /etc/os-release && echo "${VERSION_ID:-}")
+  # Debian 14 has a name and no number yet.
+  version=$(. /etc/os-release && echo "${VERSION_ID:-${VERSION_CODENAME:-}}")
 fi
 case "$id $version" in
   "debian 12" | "debian 13")
     # PyTorch for CPUs is for tests of the Python package; without it they say so and pass.
     packages+=(python3-torch python3-venv) ;;
+  "debian 14" | "debian forky")
+    packages+=(python3-torch python3-venv)
+    # Bazel 7 takes the rules that it loads from Debian's packages, which WORKSPACE names.
+    echo "common --noenable_bzlmod" >"$(dirname "$0")/../.bazelrc.system" ;;
   "ubuntu 22.04" | "ubuntu 24.04")
     echo "third_party/install.sh: not tried on Ubuntu; its packages have Debian's names." >&2 ;;
   *)
-    fail "this script knows Debian 12 and 13 and Ubuntu 22.04 and 24.04, and this is" \
+    fail "this script knows Debian 12 to 14 and Ubuntu 22.04 and 24.04, and this is" \
          "${id:-an unknown system} $version. Install by hand what corresponds to: ${packages[*]}" ;;
 esac
 

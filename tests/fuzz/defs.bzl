@@ -1,8 +1,12 @@
 """Fuzz targets: NAME_fuzz.cc becomes NAME_replay_test and, with --config=fuzz, NAME_fuzz."""
 
+load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
+load("@rules_cc//cc:cc_library.bzl", "cc_library")
+load("@rules_cc//cc:cc_test.bzl", "cc_test")
+
 def fuzz_target(name, deps, mutations = 2000):
     """A target of fuzz_target.h with its corpus in corpus/NAME."""
-    native.cc_library(
+    cc_library(
         name = name,
         testonly = True,
         srcs = [name + "_fuzz.cc"],
@@ -12,7 +16,7 @@ def fuzz_target(name, deps, mutations = 2000):
             "//burst/base:check",
         ],
     )
-    native.cc_test(
+    cc_test(
         name = name + "_replay_test",
         size = "small",
         srcs = ["replay_test.cc"],
@@ -24,7 +28,7 @@ def fuzz_target(name, deps, mutations = 2000):
             "@googletest//:gtest",
         ],
     )
-    native.cc_binary(
+    cc_binary(
         name = name + "_fuzz",
         testonly = True,
         srcs = ["libfuzzer.cc"],

@@ -1,7 +1,9 @@
 """python_test: foo_test.py, run by run.sh."""
 
+load("@rules_shell//shell:sh_test.bzl", "sh_test")
+
 def python_test(name, size = "medium", data = []):
-    native.sh_test(
+    sh_test(
         name = name,
         size = size,
         srcs = ["run.sh"],

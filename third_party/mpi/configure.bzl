@@ -5,6 +5,8 @@ mpicc itself says what to compile and link with; libmpi is a shared library ever
 """
 
 _BUILD = """
+load("@rules_cc//cc:cc_library.bzl", "cc_library")
+
 package(default_visibility = ["//visibility:public"])
 
 cc_library(

@@ -5,9 +5,11 @@
 namespace burst {
 namespace {
 
-std::string Message(const sentencepiece::util::Status& status) {
+// Status is SentencePiece's own class, or Abseil's in later versions.
+template <typename Status>
+std::string Message(const Status& status) {
   if (status.ok()) return "";
-  const std::string message = status.error_message();
+  const std::string message = status.ToString();
   return message.empty() ? "unknown error" : message;
 }
 
