@@ -1,5 +1,5 @@
-// BURST_CHECK: invariants and shapes inside the library. A failed check is a bug in the program,
-// so it prints where and why and aborts. Errors that a user can cause are an absl::Status instead.
+// BURST_CHECK checks invariants and shapes inside the library. A failed check is a bug in the
+// program: it prints where and why, and aborts. Errors that a user can cause are an absl::Status.
 #pragma once
 
 #include <sstream>
@@ -8,9 +8,9 @@
 
 namespace burst {
 
-// Lets a library inside of another program, such as burst/c, fail without ending that program.
-// While the object lives, a failure of this thread that would end the program throws a FatalError
-// instead. The work under way is left as it is, and cannot be continued.
+// Lets a library inside another program, such as burst/c, fail without ending that program. While
+// the object lives, a failure of this thread throws a FatalError instead of ending the program. The
+// work in progress is left as it is and cannot be continued.
 class ScopedFatalErrors {
  public:
   ScopedFatalErrors();

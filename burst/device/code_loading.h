@@ -1,6 +1,6 @@
 // Controls when the code of kernels is loaded onto a GPU.
 //
-// The driver loads code when it is first needed, and for that it waits until the GPU runs nothing.
+// The driver loads code when it is first needed, and waits for that until the GPU runs nothing.
 // Suppose that a kernel on that GPU waits for another rank (NCCL's do), and that rank waits for
 // this host thread: then all wait for ever. So no code may be loaded while such a kernel runs:
 //
@@ -22,7 +22,7 @@ namespace cuda {
 // Loads all kernels of this program that the calling thread's GPU can run.
 void LoadKernels();
 
-// A stream of the calling thread's GPU whose kernels wait for other ranks; until it is removed.
+// Adds a stream of the calling thread's GPU whose kernels wait for other ranks, or removes it.
 void AddMessageStream(cudaStream_t stream);
 void RemoveMessageStream(cudaStream_t stream);
 

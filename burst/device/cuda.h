@@ -1,4 +1,4 @@
-// For code that calls CUDA: the calling thread's GPU, its stream, and checked calls.
+// The calling thread's GPU and stream, and checked calls, for code that calls CUDA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,15 +19,15 @@ namespace cuda {
 // next thread on that GPU takes over its context.
 struct Context {
   int device = 0;
-  int rank = 0;  // of the thread bound to it, for error messages
+  int rank = 0;  // rank of the bound thread, for error messages
   cudaStream_t stream = nullptr;
-  cudaEvent_t event = nullptr;  // for ordering other streams after this one
+  cudaEvent_t event = nullptr;  // orders other streams after this one
   int multiprocessors = 0;
   int compute_capability = 0;  // 90: sm_90
 
-  // The context's object of type T, made by T() on first use and destroyed with the context. For
-  // state that belongs to a GPU and its stream, such as a library's handle. This layer does not
-  // know T.
+  // Returns the context's object of type T, made by T() on first use and destroyed with the
+  // context. It holds state of a GPU and its stream, such as a library's handle. This layer does
+  // not know T.
   template <typename T>
   T& Get() {
     for (const Object& object : objects) {
@@ -43,21 +43,21 @@ struct Context {
     std::type_index type;
     std::shared_ptr<void> pointer;
   };
-  std::vector<Object> objects;  // Get's
+  std::vector<Object> objects;  // made by Get
 };
 Context& CurrentContext();
 inline cudaStream_t CurrentStream() { return CurrentContext().stream; }
 
-// Ends the program with exit code 1 and a sentence that names the call, the rank and the device
-// (ScopedFatalErrors: throws). CUDA cannot be used after most of its errors.
+// Ends the program with exit code 1 and a sentence that names the call, the rank and the device.
+// Under ScopedFatalErrors it throws. CUDA cannot be used after most of its errors.
 [[noreturn]] void Fail(const char* call, const std::string& error);
 void Check(const char* call, cudaError_t error);
-// For destructors, which cannot throw: under ScopedFatalErrors errors are left to the next call.
+// Checks in destructors, which cannot throw: ScopedFatalErrors leaves errors to the next call.
 void CheckAtEnd(const char* call, cudaError_t error);
 
 }  // namespace cuda
 }  // namespace burst
 
 #define BURST_CUDA_CHECK(call) ::burst::cuda::Check(#call, call)
-// After a kernel launch.
+// Checks a kernel launch; call it right after.
 #define BURST_CUDA_CHECK_LAUNCH(kernel) ::burst::cuda::Check(kernel, cudaGetLastError())

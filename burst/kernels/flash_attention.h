@@ -50,9 +50,9 @@ struct KeyRanges {
   // the key. A small value means that the work on neighboring keys reads neighboring queries. 0:
   // unknown.
   int64_t most_queries = 0;
-  // Some rows are of different packed documents. A GPU's 16-bit kernels then keep NaN and infinity
-  // of a document away from the rows of other documents. The kernels on CPUs and the GPU's float32
-  // and float64 kernels always do, and for every row that does not see them.
+  // Whether some rows are of different packed documents. A GPU's 16-bit kernels then keep NaN and
+  // infinity of a document away from the rows of other documents. CPU kernels, and the GPU's
+  // float32 and float64 kernels, always do so for every row that does not see them.
   bool documents = false;
 };
 
@@ -67,9 +67,9 @@ struct KeyBlocks {
   // increasing.
   const int32_t* key_begin = nullptr;  // [batch, query blocks + 1], rows key_stride apart
   const int32_t* key_list = nullptr;
-  // Key block j is seen by the query blocks query_list[query_begin[j]], ..., and is the
-  // place_list[query_begin[j]]-th, ..., of the list of each, counted from 0. On the CPU they are
-  // increasing; on a GPU in any order, in which a backward walks them.
+  // The query blocks query_list[query_begin[j]], ... see key block j. It is the
+  // place_list[query_begin[j]]-th, ..., of each one's list, counted from 0. On the CPU they
+  // increase; on a GPU they are in the order in which a backward walks them.
   const int32_t* query_begin = nullptr;  // [batch, key blocks + 1], rows query_stride apart
   const int32_t* query_list = nullptr;
   const int32_t* place_list = nullptr;
@@ -85,15 +85,15 @@ struct FlashAttentionShape {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   double softmax_scale = 0;
-  // The dtype of q, k, v and dout: float32, float64, or, on a GPU, bfloat16 or float16.
+  // The dtype of q, k, v and dout: float32 or float64; on a GPU also bfloat16 or float16.
   DType dtype = DType::kFloat32;
   KeyRanges visible;         // arrays on the device of the kernel
-  KeyBlocks blocks = {};     // likewise; one of the two at most
+  KeyBlocks blocks = {};     // arrays on the device of the kernel; without `visible`
   ScoreChanges scores = {};  // for kernels that say ChangesScores()
 };
 
-// out, lse <- merge((sum, lse), attention(q, k, v)), or attention(q, k, v) when merge is false. A
-// row that has seen no key gets out = 0 and lse = -inf, or its sink.
+// Computes (out, lse) = attention(q, k, v), or with `merge` the merge of (sum, lse) with it. A row
+// that has seen no key gets out = 0 and lse = -inf, or its sink.
 struct FlashForwardParams {
   FlashAttentionShape shape;
   AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
@@ -102,31 +102,31 @@ struct FlashForwardParams {
   AttentionOperand out;  // like q
   void* lse = nullptr;   // [batch, num_heads, q_len], contiguous
   bool merge = false;
-  // shape.dtype or float32; read for inputs of 16 bits only, else out is of their dtype.
+  // The dtype of out: shape.dtype or float32. It is read for 16-bit inputs only.
   DType out_dtype = DType::kFloat32;
-  // For inputs of 16 bits: what is merged with, float32, like q. Null data: `out` itself.
+  // For 16-bit inputs: the earlier result to merge with, float32, like q. Null data: `out` itself.
   AttentionOperand sum = {};
-  // On a GPU: a block for every tile of queries, so that kernels of streams with a higher priority
-  // (NCCL's) start as soon as some tile is done. Costs up to 3 %.
+  // On a GPU: one block for every tile of queries. Kernels of streams with a higher priority
+  // (NCCL's) then start as soon as some tile is done. It costs up to 3 %.
   bool non_persistent = false;
-  // Q, K and V are rounded to 8 bits (e4m3, a scale for every 128 tokens of a head) and multiplied
-  // at twice the rate: for what AttentionKernels::CheckFp8 serves. Results and the backward's
-  // inputs keep their dtypes. docs/kernels.md has the error.
+  // Rounds Q, K and V to 8 bits (e4m3, a scale for every 128 tokens of a head) and multiplies at
+  // twice the rate, where AttentionKernels::CheckFp8 allows it. Results and the backward's inputs
+  // keep their dtypes. docs/kernels.md has the error.
   bool fp8 = false;
-  // [batch, num_heads], or null: each raised to the largest S (natural, after softcap and ALiBi) of
-  // a query and a key that it sees. For kernels that say ChangesScores().
+  // [batch, num_heads], or null. Each is raised to the largest S (natural, after softcap and ALiBi)
+  // of a visible pair. For kernels with ChangesScores().
   float* max_logits = nullptr;
   // Attention sinks: a logit for each query head that takes part in the softmax and has no value
   // (gpt-oss, arXiv 2508.10925; "off-by-one" attention, Miller 2023, is a sink of 0):
   //   lse = log(exp(sink) + sum exp S), O = exp(S - lse) V.
-  // [num_heads] of SumDType(shape.dtype); null: none. For the first call of several, which does not
-  // merge: the others merge with it. The backward needs lse and out, which have the sinks in them,
-  // and nothing more; FlashSinkGrads gives the sinks' own gradients.
+  // [num_heads] of SumDType(shape.dtype); null: no sinks. Give them to the first of several calls,
+  // which does not merge. The others merge with its result. The backward needs only lse and out,
+  // which include the sinks; FlashSinkGrads gives the sinks' own gradients.
   const void* sinks = nullptr;
 };
 
-// delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
-// before the other calls, so that a ring need not send out.
+// Computes delta = rowsum(dout * out) - dlse, which the softmax's backward subtracts. Call it once
+// per backward, before the other calls, so that a ring need not send out.
 struct FlashDeltaParams {
   FlashAttentionShape shape;  // k_len, num_kv_heads and the mask unused
   AttentionOperand out;
@@ -142,50 +142,49 @@ struct HeadRange {
   constexpr bool empty() const { return begin >= end; }
 };
 
-// P = exp(S - lse), dV += P^T dO, dS = P * (dO V^T - delta),
-// dQ += softmax_scale dS K, dK += softmax_scale dS^T Q, dK and dV accumulated over the query
-// heads of a KV head.
+// Computes P = exp(S - lse), dS = P * (dO V^T - delta), and then dV += P^T dO, dK += softmax_scale
+// dS^T Q and dQ += softmax_scale dS K. dK and dV sum a KV head's query heads.
 struct FlashBackwardParams {
   FlashAttentionShape shape;
   AttentionOperand q, k, v;
   AttentionOperand dout;        // like q
-  const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row, all calls
+  const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row, over all calls
   const void* delta = nullptr;  // [batch, num_heads, q_len]
   AttentionOperand dq;          // like q
   AttentionOperand dk, dv;      // like k
-  // True: the gradients are of dtype and are assigned, for a single call. False: they are of
+  // True: gradients have shape.dtype and are assigned, in a single call. False: they have
   // SumDType(dtype) and are added to, as the ranges below say.
   bool assign = false;
-  // Bitwise the same in every run. The CPU kernels always are.
+  // Gives the same bits in every run. The CPU kernels always do.
   bool deterministic = true;
   // The heads for which this call is the first of several. It overwrites their sums: dQ of the
   // query heads first_dq, dK and dV of the KV heads first_dkv.
   HeadRange first_dq = {}, first_dkv = {};
-  // For inputs of 16 bits: the last of several calls for some KV heads. Their complete sums are
-  // written to dk_out and dv_out, like k and of dtype; dk and dv are only read.
+  // For 16-bit inputs: the KV heads for which this call is the last of several. It writes their
+  // complete sums to dk_out and dv_out, like k and of shape.dtype, and only reads dk and dv.
   HeadRange last_dkv = {};
   AttentionOperand dk_out = {}, dv_out = {};
 };
 
-// The kernels of a device, or others that compute the same (burst/kernels/study). Stateless; any
-// thread may call them.
+// The kernels of a device, or others that compute the same (burst/kernels/study). They have no
+// state; any thread may call them.
 class AttentionKernels {
  public:
   virtual ~AttentionKernels() = default;
-  // Whether they serve such tensors: InvalidArgument with the reason.
+  // Returns OK if they serve such tensors, else InvalidArgument with the reason.
   virtual absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const = 0;
-  // Whether they take FlashAttentionShape::blocks, of such tensors. Callers of other kernels give
-  // the mask as ranges, in several calls.
+  // Returns whether they take FlashAttentionShape::blocks of such tensors. If not, callers give the
+  // mask as ranges, in several calls.
   virtual bool TakesBlocks(DType dtype, int64_t head_dim) const = 0;
-  // Whether they take FlashForwardParams::fp8: InvalidArgument with the reason.
+  // Returns OK if they take FlashForwardParams::fp8, else InvalidArgument with the reason.
   virtual absl::Status CheckFp8(DeviceType, DType, int64_t /*head_dim*/) const {
     return absl::InvalidArgumentError("attention in fp8 needs a Hopper GPU and its kernels");
   }
-  // Whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits.
+  // Returns whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits.
   virtual bool ChangesScores() const { return false; }
-  // Whether they do so of FlashAttentionShape::blocks, too.
+  // Returns whether they take those together with FlashAttentionShape::blocks.
   virtual bool ChangesScoresOfBlocks() const { return false; }
-  // On a GPU these are queued on the thread's stream.
+  // On a GPU, these calls are queued on the thread's stream.
   virtual void Forward(const FlashForwardParams& params) const = 0;
   virtual void Delta(const FlashDeltaParams& params) const = 0;
   virtual void Backward(const FlashBackwardParams& params) const = 0;
@@ -193,21 +192,21 @@ class AttentionKernels {
 
 // Returns the kernels of a device.
 //
-// CPU: float32 and float64. Parallel over the caller's thread pool, with the same bits for any
-// number of threads. Scratch memory is one or two MiB a thread and does not depend on batch, heads
-// and lengths. GPU: docs/kernels.md.
+// CPU: float32 and float64, parallel over the caller's thread pool, with the same bits for any
+// number of threads. Scratch memory is one or two MiB a thread, for any batch, heads and lengths.
+// GPU: see docs/kernels.md.
 const AttentionKernels& KernelsOf(DeviceType device);
 
-// to = from + addend, converted: accumulated results to their final dtype. [batch, seqlen,
-// num_heads, head_dim], innermost stride 1. `addend`: null, or, with `from` contiguous, contiguous
-// like it and of its dtype or that of `to`; `from` may be changed then.
+// Computes to = from + addend, converted, for accumulated results: [batch, seqlen, num_heads,
+// head_dim], innermost stride 1. `addend` is null, or has the dtype of `from` or `to`. Then it and
+// `from` are contiguous, and `from` may be changed.
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor());
 
-// The gradients of the sinks, from what FlashForwardParams and FlashDeltaParams say:
+// Computes the gradients of the sinks of FlashForwardParams, with FlashDeltaParams' delta:
 //   dsinks[h] = -sum over b, i of exp(sinks[h] - lse[b, h, i]) delta[b, h, i]
 // The gradient of a sink of -inf is 0. lse, delta: [batch, num_heads, q_len]. sinks, dsinks:
-// [num_heads]. All are contiguous, of one dtype, float32 or float64. The sum is made in float64, in
-// an order that depends on the shape alone.
+// [num_heads]. All are contiguous, and all float32 or all float64. The sum is in float64, in an
+// order that depends on the shape alone.
 void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
                     const Tensor& dsinks);
 

@@ -1,5 +1,4 @@
-// Changes of attention's scores and weights in addition to the mask. For query i and key j of head
-// h:
+// Changes attention's scores and weights in addition to the mask. For query i and key j of head h:
 //
 //   S = softmax_scale q_i k_j
 //   S <- softcap tanh(S / softcap)                 softcap (Gemma 2, arXiv 2408.00118)
@@ -26,12 +25,11 @@ struct ScoreChanges {
   double softcap = 0;                   // 0: none
   const float* alibi_slopes = nullptr;  // [num_heads] of the call's query heads; null: none
   double dropout = 0;                   // the probability that a weight is dropped, below 1
-  uint64_t seed = 0;                    // of dropout
+  uint64_t seed = 0;                    // the seed of dropout
   int64_t first_head = 0;               // the number, among all query heads, of the call's first
   int64_t first_row = 0;                // the number, for dropout, of the call's first batch row
-  // The global positions of the call's queries and keys, by which ALiBi and dropout go. They are
-  // global with packed documents, too, because distances within a document are the same. Null: 0,
-  // 1, ...
+  // The global positions of the call's queries and keys, which ALiBi and dropout use. They are also
+  // global with packed documents, because distances within a document are the same. Null: 0, 1, ...
   const int32_t* q_positions = nullptr;  // [q_len]
   const int32_t* k_positions = nullptr;  // [k_len]
 
@@ -44,7 +42,7 @@ constexpr uint32_t DropoutThreshold(double dropout) {
   return words < 0x1p32 ? static_cast<uint32_t>(words) : ~uint32_t{0};
 }
 
-// The random words of the four keys whose positions are k_position's but for the last two bits.
+// Returns the random words of the four keys whose positions differ in the last two bits only.
 constexpr PhiloxCounter DropoutWords(uint64_t seed, int64_t row, int64_t head, int32_t q_position,
                                      int32_t k_position) {
   return Philox(
@@ -52,17 +50,16 @@ constexpr PhiloxCounter DropoutWords(uint64_t seed, int64_t row, int64_t head, i
                           static_cast<uint32_t>(head), static_cast<uint32_t>(row)});
 }
 
-// Whether dropout keeps the weight of query head `head`, counted among all of them, of batch row
-// `row`, for global positions. A pure function of its arguments (decision 6), so that the dropped
-// weights are the same on any number of ranks, in any layout, on any device. One call of Philox
-// serves four neighboring keys.
+// Returns whether dropout keeps the weight of query head `head` (of all), batch row `row` and two
+// global positions. It depends on its arguments alone (decision 6), so the dropped weights are the
+// same on any ranks, in any layout, on any device. One call of Philox serves four neighboring keys.
 constexpr bool KeepsWeight(uint64_t seed, uint32_t threshold, int64_t row, int64_t head,
                            int32_t q_position, int32_t k_position) {
   return DropoutWords(seed, row, head, q_position, k_position)[k_position & 3] >= threshold;
 }
 
-// The paper's slopes: 2^(-8 (h + 1) / H) for H heads, a power of two. For other H those of the
-// largest power of two below, then every second one of twice that power (the authors' code).
+// Returns the paper's slopes: 2^(-8 (h + 1) / H) for H heads, a power of two. Other H take the
+// slopes of the next lower power, then every second of twice that power (the authors' code).
 inline std::vector<float> AlibiSlopes(int64_t num_heads) {
   int64_t power = 1;
   while (2 * power <= num_heads) power *= 2;

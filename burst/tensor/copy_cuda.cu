@@ -1,4 +1,4 @@
-// Copies between tensors of any strides, many in one kernel.
+// Copies between tensors of any strides, many pairs in one kernel.
 #include <algorithm>
 #include <vector>
 
@@ -13,7 +13,7 @@ constexpr int kThreads = 256;
 constexpr int kWordsPerThread = 4;
 constexpr uint32_t kWordsPerBlock = kThreads * kWordsPerThread;
 constexpr int kMaxDims = 6;
-constexpr int kMaxCopies = 24;  // so that Batch fits the 4 KiB of a kernel's arguments
+constexpr int kMaxCopies = 24;  // Batch fits the 4 KiB of a kernel's arguments
 
 // A copy, in words of 2, 4, 8 or 16 bytes.
 struct Copy {
@@ -78,7 +78,7 @@ struct Dim {
   int64_t size, from, to;
 };
 
-// The dimensions of a pair, neighbors that lie alike in both tensors made one.
+// Returns the dimensions of a pair. Neighbors that are contiguous in both tensors become one.
 std::vector<Dim> Dims(const TensorCopy& copy) {
   std::vector<Dim> dims;
   for (int64_t axis = 0; axis < copy.from.ndim(); ++axis) {
@@ -95,7 +95,7 @@ std::vector<Dim> Dims(const TensorCopy& copy) {
   return dims;
 }
 
-// The widest words that both tensors' rows consist of; `element` bytes at least.
+// Returns the bytes of the widest words that both tensors' rows consist of, at least `element`.
 int64_t WordBytes(const std::vector<Dim>& dims, int64_t element, const void* from, const void* to) {
   const auto fits = [&](int64_t bytes) {
     const int64_t factor = bytes / element;
@@ -146,7 +146,7 @@ class Copier {
   }
 
  private:
-  // Beyond 32-bit indices: by halves of the outermost dimension that has some.
+  // Splits a copy beyond 32-bit indices: halves the outermost dimension of more than one.
   void AddHalves(const TensorCopy& copy) {
     int64_t axis = 0;
     while (copy.from.dim(axis) == 1) ++axis;

@@ -1,4 +1,4 @@
-// For .cu files: from a runtime dtype to a template argument, and arithmetic on types of 16 bits.
+// Turns a runtime dtype into a template argument in .cu files, and computes with 16-bit types.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,14 +33,14 @@ void DispatchDtype(DType dtype, Function&& function) {
   BURST_CHECK(false) << "expected a float32, float64 or bfloat16 tensor, got " << Name(dtype);
 }
 
-// Like DispatchDtype, with T = fp16 too. Only attention needs it: models are not computed in fp16.
+// Calls function(T{}) like DispatchDtype, also with fp16, for attention. Models have no fp16.
 template <typename Function>
 void DispatchDtypeOrFp16(DType dtype, Function&& function) {
   if (dtype == DType::kFloat16) return function(fp16{});
   DispatchDtype(dtype, function);
 }
 
-// The type in which a kernel computes: bf16 and fp16 are types of memory only.
+// The type in which a kernel computes. bf16 and fp16 only store numbers.
 template <typename T>
 struct AccumulatorOf {
   using type = T;
@@ -93,7 +93,7 @@ __device__ inline double ConvertTo<double, fp16>(fp16 value) {
   return __half2float(value);
 }
 
-// First element of a tensor of T on a GPU.
+// Returns the first element of a tensor of T on a GPU.
 template <typename T>
 T* Data(const Tensor& tensor) {
   return tensor.null() ? nullptr : static_cast<T*>(tensor.raw_data());
@@ -109,7 +109,7 @@ struct alignas(sizeof(T) * N) Vec {
 template <typename T>
 inline constexpr int kVecSize = 16 / sizeof(T);
 
-// Blocks of `threads` for n items, a few waves of them: kernels loop over the grid.
+// Returns the blocks of `threads` for n items, a few waves. Kernels loop over the grid.
 inline int GridSize(int64_t n, int threads) {
   const int64_t blocks = (n + threads - 1) / threads;
   const int64_t most = int64_t{32} * CurrentContext().multiprocessors;

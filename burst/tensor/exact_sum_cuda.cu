@@ -14,7 +14,7 @@ __device__ __forceinline__ double RoundTerm(T value, double shift, double larges
                                : __longlong_as_double(0x7ff8000000000000ll);
 }
 
-// In vectors of four terms, which are read and written 32 bytes of sums at a time.
+// Adds vectors of four terms, which reads and writes 32 bytes of sums at a time.
 template <typename T>
 __global__ void AddExactlyKernel(int64_t n, const T* __restrict__ terms, double shift,
                                  double largest, double* __restrict__ sum, bool assign) {
@@ -44,7 +44,7 @@ __global__ void AddExactlyKernel(int64_t n, const T* __restrict__ terms, double 
   }
 }
 
-// The vectors need 16-byte addresses; a slice may lack them, and goes element by element.
+// Vectors need 16-byte addresses. A slice may not have them; it is added element by element.
 template <typename T>
 __global__ void AddElementsExactlyKernel(int64_t n, const T* __restrict__ terms, double shift,
                                          double largest, double* __restrict__ sum, bool assign) {

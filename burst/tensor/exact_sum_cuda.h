@@ -1,4 +1,4 @@
-// What exact_sum.cc does on a GPU, queued on the calling thread's stream.
+// Runs the GPU's part of exact_sum.cc, queued on the calling thread's stream.
 #pragma once
 
 #include "burst/tensor/exact_sum.h"

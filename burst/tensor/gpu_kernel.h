@@ -2,9 +2,9 @@
 //
 //   BURST_GPU_KERNEL(SwiGluForward, gate_up, y);   // cuda::SwiGluForward(gate_up, y)
 //
-// On a simulated GPU (burst/device/simulated_gpu.h) nothing is computed: the clock moves by the
-// time of a kernel that reads or writes each of its arguments once. Without CUDA and without a
-// simulated GPU, no tensor on a GPU can reach this call.
+// A simulated GPU (burst/device/simulated_gpu.h) computes nothing. Its clock moves by the time of a
+// kernel that reads or writes each argument once. Without CUDA and without a simulated GPU, no
+// tensor on a GPU can reach this call.
 #pragma once
 
 #include "burst/device/device.h"
@@ -17,7 +17,7 @@ namespace burst {
 // overload, declared next to the type.
 struct KernelWork {
   double bytes = 0;    // of memory, read or written
-  double seconds = 0;  // of computing, at the same time
+  double seconds = 0;  // of computing, in parallel with memory
 };
 template <typename T>
 KernelWork WorkOf(const T&) {

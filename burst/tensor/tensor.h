@@ -1,11 +1,11 @@
 // Tensor: a strided, typed view of reference-counted device memory.
 //
-// Copying a Tensor copies the handle, never the elements; Clone copies elements. Constness of the
-// handle is not constness of the elements (as with shared_ptr). Not synchronized: threads may share
-// a tensor for reading.
+// Copying a Tensor copies the handle, never the elements; Clone copies elements. A const handle
+// does not make the elements const (as with shared_ptr). A tensor is not synchronized: threads may
+// share it for reading.
 //
-// Everything works on every device. On a GPU it is queued on the calling thread's stream; only what
-// brings elements to the host (ToVector, To(DeviceType::kCpu)) waits.
+// Everything works on every device. On a GPU it is queued on the calling thread's stream. Only
+// calls that bring elements to the host (ToVector, To(DeviceType::kCpu)) wait.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ const char* Name(DType dtype);  // "float32"
 
 bool Is8Bit(DType dtype);  // one of the float8 types
 
-// bfloat16 or float16.
+// Returns whether the dtype is bfloat16 or float16.
 bool Is16Bit(DType dtype);
 
 // Returns the dtype in which elements are accumulated: float32 for 16-bit types, else the dtype
@@ -75,13 +75,13 @@ std::string ToString(const Shape& shape);  // "[2, 3]"
 
 class Tensor {
  public:
-  // No memory; null() is true.
+  // Makes a tensor without memory, whose null() is true.
   Tensor() = default;
 
-  // A contiguous tensor of its own memory. Empty leaves the elements uninitialized.
+  // Makes a contiguous tensor with its own memory. Empty leaves the elements uninitialized.
   static Tensor Empty(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
   static Tensor Zeros(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
-  // In the host's memory, page-locked for copies from and to `device` (HostBuffer).
+  // Makes a tensor in the host's memory, page-locked for copies from and to `device` (HostBuffer).
   static Tensor ZerosOnHost(const Shape& shape, DType dtype, DeviceType device);
   static Tensor EmptyLike(const Tensor& other);  // shape, dtype and device of other; contiguous
   static Tensor ZerosLike(const Tensor& other);
@@ -113,18 +113,18 @@ class Tensor {
   }
   void* raw_data() const;
 
-  // The elements under another shape of equal size; *this must be contiguous. One dimension may be
-  // -1: it follows from the others.
+  // Returns the elements under another shape of equal size; *this must be contiguous. One dimension
+  // may be -1: it follows from the others.
   Tensor View(Shape shape) const;
-  // The elements begin, begin + step, ... along axis, `length` of them; shares memory.
+  // Returns elements begin, begin + step, ... along axis, `length` of them; shares memory.
   Tensor Slice(int64_t axis, int64_t begin, int64_t length, int64_t step = 1) const;
-  // A null tensor of this shape, dtype and device.
+  // Returns a null tensor of this shape, dtype and device.
   Tensor WithoutMemory() const;
   // Returns a null tensor that never had memory.
   static Tensor Null(const Shape& shape, DType dtype, DeviceType device);
-  // A contiguous copy.
+  // Returns a contiguous copy.
   Tensor Clone() const;
-  // *this if contiguous, else a contiguous copy.
+  // Returns *this if it is contiguous, else a contiguous copy.
   Tensor Contiguous() const { return is_contiguous() ? *this : Clone(); }
   // Copies the elements of a tensor of the same shape and dtype into this one; either may be
   // strided, and on any device.
@@ -134,17 +134,17 @@ class Tensor {
   Tensor To(DType dtype) const;
   Tensor To(DeviceType device) const;
   void Fill(double value) const;
-  // this += other, same shape, both contiguous; same dtype, except that a bfloat16 or float16 may
-  // be added to a float32.
+  // Adds `other`, of the same shape; both are contiguous. The dtypes are equal, or `other` is
+  // bfloat16 or float16 and this one is float32.
   void Add(const Tensor& other) const;
-  // this *= factor; contiguous.
+  // Multiplies the elements by factor; contiguous.
   void Scale(double factor) const;
 
   // Sets the elements to those of another tensor, converted among the floating-point types. Both
   // have the same shape and device, and are contiguous.
   void ConvertFrom(const Tensor& source) const;
 
-  // The elements in order, converted; for tests and logging.
+  // Returns the elements in order, converted, for tests and logging.
   template <typename T>
   std::vector<T> ToVector() const;
 
@@ -152,7 +152,7 @@ class Tensor {
   struct Storage;
 
   std::shared_ptr<Storage> storage_;
-  int64_t offset_ = 0;  // elements
+  int64_t offset_ = 0;  // in elements
   Shape shape_;
   Shape strides_;
   DType dtype_ = DType::kFloat32;
@@ -166,8 +166,8 @@ struct TensorCopy {
 };
 void CopyAll(absl::Span<const TensorCopy> copies);
 
-// Calls function(T{}) with T = float or double, as the dtype says: the one place where a runtime
-// dtype becomes a template argument.
+// Calls function(T{}) with T = float or double, as the dtype says. Only here does a runtime dtype
+// become a template argument.
 template <typename Function>
 auto DispatchFloat(DType dtype, Function&& function) {
   BURST_CHECK(dtype == DType::kFloat32 || dtype == DType::kFloat64)

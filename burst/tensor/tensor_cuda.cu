@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y[i] = f(i, y[i]) over the grid. f: (index, old value) -> new value.
+// Sets y[i] = f(i, y[i]) over the grid.
 template <typename T, typename Function>
 __global__ void MapKernel(int64_t n, T* y, Function f) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
@@ -23,7 +23,7 @@ void Map(int64_t n, T* y, Function f) {
   BURST_CUDA_CHECK_LAUNCH("Map");
 }
 
-// y[i] = x[i], or y[i] += x[i]: 16 bytes of the wider type at a time.
+// Sets y[i] = x[i], or y[i] += x[i], by 16 bytes of the wider type at a time.
 template <bool kAdd, typename To, typename From>
 __global__ void ConvertKernel(int64_t n, const From* __restrict__ x, To* __restrict__ y) {
   constexpr int kVec = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
@@ -49,7 +49,7 @@ __global__ void ConvertKernel(int64_t n, const From* __restrict__ x, To* __restr
   }
 }
 
-// The vectors need 16-byte addresses; a slice may lack them, and goes element by element.
+// Vectors need 16-byte addresses. A slice may not have them; it is handled element by element.
 template <bool kAdd, typename To, typename From>
 void LaunchConvert(int64_t n, const From* x, To* y) {
   if (n == 0) return;
@@ -68,7 +68,7 @@ void LaunchConvert(int64_t n, const From* x, To* y) {
   });
 }
 
-// Lambdas for the device may not stand inside generic ones: hence these two.
+// These are functions, because device lambdas must not be inside generic lambdas.
 template <typename T>
 void FillTyped(const Tensor& y, double value) {
   Map(y.numel(), Data<T>(y), [value] __device__(int64_t, T) { return ConvertTo<T>(value); });

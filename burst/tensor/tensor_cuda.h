@@ -1,4 +1,4 @@
-// What tensor.cc does on a GPU, queued on the calling thread's stream.
+// Runs the GPU's part of tensor.cc, queued on the calling thread's stream.
 #pragma once
 
 #include "burst/tensor/tensor.h"
@@ -6,7 +6,7 @@
 namespace burst {
 namespace cuda {
 
-// Shapes and dtypes are as the member functions of Tensor demand. Tensors are contiguous, except
+// Shapes and dtypes are the same as in Tensor's member functions. Tensors are contiguous, except
 // for CopyAll.
 void CopyAll(absl::Span<const TensorCopy> copies);
 void Convert(const Tensor& from, const Tensor& to);

@@ -1,6 +1,6 @@
-// While a kernel waits for another rank, no call on this GPU may wait for that kernel inside the
-// driver. Otherwise the other rank, a thread of this process, could not launch the kernel that is
-// waited for. One kernel here stands for NCCL's: it runs until the host lets it end.
+// Tests that no call on this GPU waits inside the driver for a kernel that waits for another rank.
+// Otherwise that rank, a thread of this process, could not launch the kernel that would end the
+// wait. One kernel here stands for NCCL's: it runs until the host lets it end.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -34,7 +34,7 @@ __global__ void WaitingKernel(Flags* flags) {
 
 __global__ void OtherRanksKernel(float* x) { x[0] += 1; }
 
-// Runs a kernel on a stream of its own until End.
+// Runs a kernel on its own stream until End.
 class RunningKernel {
  public:
   RunningKernel() {
@@ -59,7 +59,7 @@ class RunningKernel {
   Flags* flags_ = nullptr;
 };
 
-// Ends the kernel when `patience` is over, if nobody did.
+// Ends the kernel when `patience` is over, unless the test has ended it.
 class Timer {
  public:
   Timer(RunningKernel* kernel, std::chrono::milliseconds patience)
@@ -85,7 +85,7 @@ TEST(CodeLoading, NoKernelOfTheProgramIsLoadedAtItsFirstLaunch) {
   SynchronizeDevice(kCuda);
   RunningKernel kernel;
   const Timer timer(&kernel, kPatience);
-  // First launches, one from each of several modules; large kernels among them.
+  // These are first launches, one from each of several modules, with large kernels among them.
   const Tensor y = Tensor::Empty({64, 64}, DType::kBFloat16, kCuda);
   y.ConvertFrom(x);
   x.Add(x);
@@ -103,7 +103,7 @@ TEST(CodeLoading, AFirstGemmLetsOtherRanksLaunchMeanwhile) {
   const Tensor c = Tensor::Empty({333, 55}, DType::kFloat32, kCuda);
   const int other_gpu = CudaDeviceCount() > 1 ? 1 : 0;
   {
-    const ScopedCudaDevice device(other_gpu);  // as for ranks, contexts are made before messages
+    const ScopedCudaDevice device(other_gpu);  // ranks make contexts before messages
     SynchronizeDevice(kCuda);
   }
   SynchronizeDevice(kCuda);

@@ -1,4 +1,4 @@
-// What the tests of the Hopper kernels compute on: device buffers, masks, and a problem's inputs.
+// Makes the problems for tests of the Hopper kernels: device buffers, masks and inputs.
 #pragma once
 
 #include <algorithm>
@@ -86,8 +86,8 @@ inline Mask Documents(const std::vector<int>& lengths) {
   return mask;
 }
 
-// Any two non-decreasing sequences are a mask: here some rows see nothing, and some ends lie beyond
-// k_len.
+// Makes a random mask: any two non-decreasing sequences are one. Some rows see nothing, and some
+// ends lie beyond k_len.
 inline Mask RandomRanges(int64_t batch, int64_t q_len, int64_t k_len, uint32_t seed) {
   std::mt19937 random(seed);
   Mask mask;
@@ -103,7 +103,7 @@ inline Mask RandomRanges(int64_t batch, int64_t q_len, int64_t k_len, uint32_t s
   return mask;
 }
 
-// Packed [batch, seqlen, num_heads, head_dim + padding].
+// Returns a packed operand [batch, seqlen, num_heads, head_dim + padding].
 inline AttentionOperand Packed(void* data, int64_t seqlen, int64_t heads, int64_t row) {
   return {data, seqlen * heads * row, heads * row, row};
 }

@@ -1,6 +1,6 @@
-// Attention in double precision, one thread a row: the truth that the Hopper kernels are compared
-// with. With kRounding, the code rounds where any bf16 implementation must (P, dS and the results).
-// The distance of that from the truth is the yardstick for ours.
+// Attention in double precision, one thread a row: the truth for tests of the Hopper kernels. With
+// kRounding, the code rounds where any bf16 implementation must: P, dS and the results. The error
+// of such a run is the yardstick for the kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,7 +47,7 @@ __device__ inline Range VisibleKeys(const FlashAttentionShape& shape, int64_t ba
           min(static_cast<int64_t>(shape.visible.end[index]), shape.k_len)};
 }
 
-// Rows first, first + step, ... of each head; results are packed, [batch, num_heads, rows,
+// Rows first, first + step, ... of each head. Results are packed: [batch, num_heads, rows,
 // head_dim].
 struct RowSet {
   int64_t first, step, count;
@@ -86,7 +86,7 @@ __global__ void ReferenceForward(FlashAttentionShape shape, AttentionOperand q, 
   lse[item] = sum > 0 ? shape.softmax_scale * top + log(sum) : -INFINITY;
 }
 
-// lse and delta: of every row, in double.
+// lse and delta have every row, in double.
 template <bool kRounding>
 __global__ void ReferenceDq(FlashAttentionShape shape, AttentionOperand q, AttentionOperand k,
                             AttentionOperand v, AttentionOperand dout, const double* lse,
@@ -115,8 +115,8 @@ __global__ void ReferenceDq(FlashAttentionShape shape, AttentionOperand q, Atten
   }
 }
 
-// keys: rows of k; lse, delta: [batch, num_heads, q_len]. Queries outside [q_begin, q_end) are
-// known not to see any of the keys.
+// keys: rows of k; lse, delta: [batch, num_heads, q_len]. Queries outside [q_begin, q_end) must not
+// see any of the keys.
 template <bool kRounding>
 __global__ void ReferenceDkDv(FlashAttentionShape shape, AttentionOperand q, AttentionOperand k,
                               AttentionOperand v, AttentionOperand dout, const double* lse,
@@ -153,8 +153,8 @@ __global__ void ReferenceDkDv(FlashAttentionShape shape, AttentionOperand q, Att
   }
 }
 
-// delta = rowsum(dout * out) - dlse for the rows of a RowSet; out in double, as ReferenceForward
-// left it.
+// Computes delta = rowsum(dout * out) - dlse for the rows of a RowSet. `out` is in double, from
+// ReferenceForward.
 __global__ void ReferenceDelta(FlashAttentionShape shape, AttentionOperand dout, const double* out,
                                const float* dlse, RowSet rows, double* delta) {
   const int64_t item = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
@@ -171,7 +171,7 @@ __global__ void ReferenceDelta(FlashAttentionShape shape, AttentionOperand dout,
       sum - (dlse == nullptr ? 0.0 : static_cast<double>(dlse[batch_head * shape.q_len + row]));
 }
 
-// magnitude * randn, from a hash of (seed, index).
+// Fills data with magnitude * randn, from a hash of (seed, index).
 __global__ void FillRandn(bf16* data, int64_t size, float magnitude, uint32_t seed) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;

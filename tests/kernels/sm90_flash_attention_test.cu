@@ -1,7 +1,7 @@
-// The Hopper attention kernels against double precision: every mask, head grouping, length around
-// the tiles' edges, the ring's merging and accumulation, determinism, and four million tokens. The
-// kernels' stream does not wait for the default stream, which everything else here uses: hence the
-// synchronizations.
+// Tests the Hopper attention kernels against double precision: masks, head grouping, lengths around
+// the tiles' edges, the ring's merging and accumulation, determinism, four million tokens.
+// Everything else here uses the default stream, for which the kernels' stream does not wait. Hence
+// the synchronizations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ std::vector<double> ToDouble(const Buffer<T>& buffer) {
   return values;
 }
 
-// [batch, length, heads, dim] -> [batch, heads, length, dim], as the reference's.
+// Transposes [batch, length, heads, dim] to [batch, heads, length, dim], as in the reference.
 std::vector<double> HeadsFirst(const std::vector<double>& x, const FlashAttentionShape& shape,
                                int64_t length, int64_t heads) {
   std::vector<double> y(x.size());
@@ -68,9 +68,9 @@ double MaxError(const std::vector<double>& x, const std::vector<double>& truth) 
 }
 
 // Allows at most twice the error of the naive run with the same roundings, plus a rounding of the
-// largest value. Where the naive run happens to be exact, ours may still round. With a single key,
-// dS is the difference of two equal dot products of about 9, of head_dim terms (or 128 with their
-// padding). Their remainder in fp32, times a key of at most 12 and the scale, is the last term.
+// largest value. Where the naive run happens to be exact, the kernel may still round. With a single
+// key, dS is the difference of two equal dot products of about 9, of 128 terms or head_dim. The
+// last term is their remainder in fp32, times a key of at most 12 and the scale.
 void ExpectClose(const char* name, int64_t head_dim, const std::vector<double>& ours,
                  const std::vector<double>& naive, const std::vector<double>& truth) {
   ASSERT_EQ(ours.size(), truth.size());
@@ -81,7 +81,7 @@ void ExpectClose(const char* name, int64_t head_dim, const std::vector<double>& 
   EXPECT_TRUE(std::isfinite(MaxError(ours, truth))) << name;
 }
 
-// fp32 statistics of exact products of bf16: a few roundings of the largest exponent.
+// Statistics are fp32, of exact products of bf16: a few roundings of the largest exponent.
 void ExpectLseClose(const std::vector<double>& ours, const std::vector<double>& truth) {
   EXPECT_LE(MaxError(ours, truth), 1e-6 * MaxAbs(truth) + 1e-5);
 }
@@ -138,7 +138,7 @@ FlashBackwardParams BackwardParams(const Problem& p, void* dq, void* dk, void* d
   return params;
 }
 
-// Forward, delta, backward; every output poisoned before.
+// Runs forward, delta and backward; every output is poisoned before.
 Results RunBf16(Problem& p, const float* dlse, bool deterministic) {
   Buffer<bf16> out(p.QSize()), dq(p.QSize()), dk(p.KSize()), dv(p.KSize());
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -177,7 +177,7 @@ class FlashAttentionSm90Test : public testing::TestWithParam<int> {};  // the he
 INSTANTIATE_TEST_SUITE_P(HeadDim, FlashAttentionSm90Test, testing::Values(64, 96, 128, 192, 256));
 
 TEST_P(FlashAttentionSm90Test, Lengths1To300) {
-  // The wide ones' references take longer: a third of the lengths, the tiles' edges among them.
+  // The references of wide heads take longer, so a third of the lengths is tested, with edges.
   for (int length = 1; length <= 300; length += GetParam() <= 128 ? 1 : 3) {
     Check(Problem(1, length, length, 1, 1, GetParam(), Causal(length, length)));
     Check(Problem(1, length, 301 - length, 1, 1, GetParam()));
@@ -207,11 +207,11 @@ TEST_P(FlashAttentionSm90Test, Masks) {
     const int64_t q_len = 150 + 97 * seed, k_len = 900 - 113 * seed;
     Check(Problem(3, q_len, k_len, 2, 1, dim, RandomRanges(3, q_len, k_len, seed)), seed % 2 == 1);
   }
-  // More keys than the variants for few keys serve.
+  // These are more keys than the variants for few keys serve.
   Check(Problem(1, 1500, 1500, 2, 1, dim, Window(1500, 1500, 300)));
   Check(Problem(1, 1749, 1749, 2, 2, dim, Documents({1, 600, 28, 1000, 120})));
   Check(Problem(2, 700, 2100, 2, 1, dim, RandomRanges(2, 700, 2100, 9)), true);
-  // Documents of which only some have keys here, and those end and begin within a tile of keys.
+  // Only some documents have keys here, and those begin and end within a tile of keys.
   Mask parts;
   for (const auto [queries, begin, end] : std::vector<std::array<int, 3>>{{90, 0, 0},
                                                                           {300, 0, 70},
@@ -227,14 +227,14 @@ TEST_P(FlashAttentionSm90Test, Masks) {
     Check(Problem(2, 1840, 230, 4, 4, dim, parts), deterministic);
     Check(Problem(1, 1840, 400, 4, 1, dim, parts), deterministic);
   }
-  // Nobody sees anything.
+  // No query sees any key.
   Check(Problem(1, 200, 300, 1, 1, dim,
                 {std::vector<int32_t>(200, 150), std::vector<int32_t>(200, 150)}));
 }
 
-// The variants for more keys, around the edges of their tiles: at a head_dim of 128 of 128, 160 and
-// 176 keys, which steps of 11 meet at every place. That a mask's rows may be long is known by the
-// number of keys alone: Problem leaves KeyRanges::most_queries open.
+// Tests the variants for more keys, around the edges of their tiles. At a head_dim of 128 these
+// have 128, 160 and 176 keys, which steps of 11 meet at every place. Problem leaves
+// KeyRanges::most_queries unknown, so the number of keys alone chooses the variant.
 TEST_P(FlashAttentionSm90Test, ManyKeys) {
   const int dim = GetParam();
   const int step = dim == 128 ? 11 : 110;
@@ -253,7 +253,7 @@ TEST_P(FlashAttentionSm90Test, ManyKeys) {
   Check(Problem(2, 260, 8346, 2, 1, dim, RandomRanges(2, 260, 8346, 2)), true);
 }
 
-// More queries than the backward's variants for a fixed order and short sequences serve.
+// Tests more queries than the backward's variants for a fixed order and short sequences serve.
 TEST_P(FlashAttentionSm90Test, ManyQueries) {
   const int dim = GetParam();
   for (int q_len : {2049, 8193}) {
@@ -272,7 +272,7 @@ TEST_P(FlashAttentionSm90Test, GroupedHeads) {
   }
 }
 
-// Heads that are split among blocks, and more KV heads than sums of dK and dV (head_splits.h).
+// Tests heads split among blocks, and more KV heads than sums of dK and dV (head_splits.h).
 TEST_P(FlashAttentionSm90Test, KvHeadsTakeTurnsAtSums) {
   for (const bool deterministic : {false, true}) {
     Check(Problem(1, 100, 9000, 64, 8, GetParam(), Causal(100, 9000)), deterministic);
@@ -288,11 +288,11 @@ TEST_P(FlashAttentionSm90Test, StridesAndOtherHeadDims) {
   }
 }
 
-// There are more tiles than places in shared memory, so a thread block uses every place again. (For
-// racecheck.)
+// Tests more tiles than places in shared memory, so that a thread block uses every place again.
+// This is for racecheck.
 TEST_P(FlashAttentionSm90Test, ManyTilesABlock) {
   for (const bool deterministic : {false, true}) {
-    for (const int kv_heads : {2, 40}) {  // split among blocks, and not
+    for (const int kv_heads : {2, 40}) {  // 2 are split among blocks, 40 are not
       Check(Problem(8, 300, 300, 40, kv_heads, GetParam(), Causal(300, 300)), deterministic);
       Check(Problem(8, 300, 300, 40, kv_heads, GetParam()), deterministic);
     }
@@ -322,8 +322,8 @@ TEST_P(FlashAttentionSm90Test, NoKeysOrNoQueries) {
   for (double x : b.dv) ASSERT_EQ(x, 0);
 }
 
-// As in a ring, the keys come in blocks. Outputs merge in the kernel, the last one in bfloat16, and
-// gradients add up in float32.
+// Gives the keys in blocks, as in a ring. Outputs merge in the kernel, the last one in bfloat16,
+// and gradients add up in float32.
 void CheckBlocksOfKeys(int64_t q_len, int64_t k_len, int dim) {
   constexpr int64_t kBlocks = 3, kHeads = 4, kKvHeads = 2;
   const int64_t block_length = k_len / kBlocks;
@@ -365,7 +365,7 @@ void CheckBlocksOfKeys(int64_t q_len, int64_t k_len, int dim) {
     Kernels().Forward(params);
   };
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  // The last block first, so that the first one assigned leaves rows that have seen nothing.
+  // The last block comes first, so that the first call leaves rows that have seen nothing.
   forward(2, sum.data(), DType::kFloat32, false);
   forward(0, sum.data(), DType::kFloat32, true);
   forward(1, out.data(), DType::kBFloat16, true);
@@ -391,12 +391,12 @@ void CheckBlocksOfKeys(int64_t q_len, int64_t k_len, int dim) {
 
 TEST_P(FlashAttentionSm90Test, BlocksOfKeysMergeAndAccumulate) {
   CheckBlocksOfKeys(600, 600, GetParam());
-  // More keys a block than the variants for few keys serve.
+  // These are more keys a block than the variants for few keys serve.
   CheckBlocksOfKeys(3600, 3600, GetParam());
   if (GetParam() == 128) CheckBlocksOfKeys(300, 25200, GetParam());
 }
 
-// Enough blocks to fill the chip several times, so that their order differs from run to run.
+// Runs enough blocks to fill the chip several times, so that their order differs in each run.
 TEST_P(FlashAttentionSm90Test, RepeatedRunsAreBitwiseEqual) {
   const Mask causal = Causal(3000, 3000), window = Window(3000, 3000, 700);
   const std::vector<std::pair<Mask, int>> cases = {// and the KV heads
@@ -416,8 +416,8 @@ TEST_P(FlashAttentionSm90Test, RepeatedRunsAreBitwiseEqual) {
       EXPECT_EQ(again.dk, first.dk);
       EXPECT_EQ(again.dv, first.dv);
     }
-    // dK and dV of the same keys are added in a fixed order in any case. (With grouped heads a
-    // fixed order of dQ goes through the query tiles in another order.)
+    // dK and dV of the same keys are always added in a fixed order. But with grouped heads, a fixed
+    // order of dQ takes the query tiles in another order.
     const Results unordered = RunBf16(p, nullptr, false),
                   unordered_again = RunBf16(p, nullptr, false);
     EXPECT_EQ(unordered_again.dk, unordered.dk);
@@ -448,7 +448,7 @@ TEST(FlashAttentionSm90DeathTest, RefusesWhatItDoesNotServe) {
   EXPECT_DEATH(Kernels().Forward(params), "needs a positive softmax_scale");
 }
 
-// 4M tokens, more than 2^31 elements a tensor: some rows and keys from all over.
+// Tests 4M tokens, more than 2^31 elements a tensor, on a few rows and keys of every part.
 TEST(FlashAttentionSm90LongTest, FourMillionTokens) {
   constexpr int64_t kLength = 4 << 20, kWindow = 500, kHeads = 5, kDim = 128;
   Problem p(1, kLength, kLength, kHeads, kHeads, kDim, Window(kLength, kLength, kWindow));
@@ -489,7 +489,7 @@ TEST(FlashAttentionSm90LongTest, FourMillionTokens) {
   ExpectLseClose(ours.lse, reference[1].lse);
   ExpectClose("dq", kDim, ours.dq, reference[0].dq, reference[1].dq);
 
-  // The last keys, from the queries that see them.
+  // Checks the last keys, with the queries that see them.
   const RowSet keys{kLength - 40, 1, 40};
   const RowSet seeing{kLength - 40, 1, 40};
   std::vector<Results> key_reference;

@@ -1,6 +1,6 @@
-// Attention on 8-bit operands (e4m3) on Hopper, in two steps, each compared with double precision.
-// First, Q, K and V become 8 bits: every element within half a unit of its last place. Then, the
-// forward on those 8 bits: P is rounded to e4m3, and the tensor cores' sums have few bits (the
+// Tests attention on 8-bit operands (e4m3) on Hopper against double precision, in two steps. First,
+// the quantization of Q, K and V: every element is within half a unit of its last place. Then, the
+// forward on those 8 bits: P is rounded to e4m3, and the tensor cores' sums have few bits (see the
 // bounds below).
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ __host__ __device__ double Fp8Value(uint8_t bits) {
   return bits & 0x80 ? -magnitude : magnitude;
 }
 
-// Where key 0 <= key < 16 of a group lies: the inverse of the order in quantize_fp8.h.
+// Returns the place of key 0 <= key < 16 of a group: the inverse of the order in quantize_fp8.h.
 __host__ __device__ int PlaceOfKey(int key) {
   for (int p = 0; p < 16; ++p) {
     if (8 * (p % 4 / 2) + 2 * (p / 4) + p % 2 == key) return p;
@@ -53,7 +53,7 @@ FlashForwardParams Params(const Problem& p, void* out, DType out_dtype = DType::
   return params;
 }
 
-// The operands of a problem, on the GPU and here.
+// The operands of a problem, on the GPU and on the host.
 struct Operands {
   explicit Operands(const Problem& p)
       : shape(p.shape),
@@ -75,8 +75,8 @@ struct Operands {
 
 // ---- Quantization.
 
-// H (signs * x) / sqrt(128): what the scales are for. The signs are found from the kernel's own
-// result on unit vectors, so that this knows only that there are some.
+// Returns H (signs * x) / sqrt(128), which the scales fit. The signs come from the kernel's own
+// result on unit vectors, so the test does not know them.
 std::vector<double> Hadamard(std::vector<double> x, const std::vector<double>& signs) {
   std::vector<double> y(kDim);
   for (int64_t i = 0; i < kDim; ++i) {
@@ -88,7 +88,7 @@ std::vector<double> Hadamard(std::vector<double> x, const std::vector<double>& s
   return y;
 }
 
-// signs[c]: that of the image of unit vector c.
+// Returns signs[c], the sign of the image of unit vector c.
 std::vector<double> Signs() {
   Problem p(1, kDim, kDim, 1, 1, kDim);
   std::vector<bf16> unit(kDim * kDim, __float2bfloat16(0.f));
@@ -111,8 +111,8 @@ struct RowsOf {
   }
 };
 
-// x / scale, rounded to e4m3, is `bits`: within half a unit of the last place, and what fp32
-// arithmetic before it may add.
+// Checks that `bits` is x / scale rounded to e4m3, within half a unit of the last place and the
+// error of fp32 arithmetic before it.
 void ExpectRounded(double x, double scale, uint8_t bits) {
   const double value = std::abs(x) / scale;
   const double unit = std::ldexp(1, std::max(-6, std::ilogb(std::max(value, 1e-30))) - 3);
@@ -177,8 +177,8 @@ TEST(Fp8Test, QuantizationRoundsToTheNearest) {
 
 // ---- The forward on such operands.
 
-// As the kernel: S of 8 bits, softmax, P V of 8 bits, in double. For each element also the sum of P
-// |V|, and of P^2 V^2; for each row the largest product of two elements of q and k, of S's units.
+// Computes in double like the kernel: S of 8 bits, softmax, P V of 8 bits. It also sums P |V| and
+// P^2 V^2 for each element, and finds each row's largest product of elements of q and k.
 __global__ void ReferenceFp8(FlashAttentionShape shape, Fp8Operands x, double* out, double* lse,
                              double* absolute, double* squares, double* largest) {
   const int64_t item = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
@@ -273,11 +273,11 @@ Result RunFp8(Problem& p) {
   return ResultOf(p, out);
 }
 
-// The sums of 128 products of 8 bits, in four steps of 32: each term, and the sum so far, is cut to
-// at least 13 bits below the largest of its step.
+// The tensor cores add 128 products of 8 bits in four steps of 32. They cut each term, and the sum
+// so far, to at least 13 bits below the largest of its step.
 constexpr double kStepTerms = 4 * 33, kCut = 0x1p-13;
 
-// The error of one element adds up from:
+// The error of one element is the sum of these errors:
 //
 //    - P's rounding to 4 significant bits (by 2^-4 of P, or of 2^-14 of the largest P, where e4m3's
 //      smallest numbers are);
@@ -347,7 +347,7 @@ TEST(Fp8Test, LongRows) {
   Check(Problem(1, 4000, 4000, 2, 1, 128, Causal(4000, 4000)));
 }
 
-// Magnitudes that differ from block to block, and blocks of zeros: the units of O change.
+// Tests magnitudes that differ by block, and blocks of zeros, so that the units of O change.
 TEST(Fp8Test, BlocksOfOtherMagnitudes) {
   Problem p(1, 200, 900, 1, 1, 128);
   std::vector<bf16> v = p.v_data.ToHost();
@@ -360,7 +360,7 @@ TEST(Fp8Test, BlocksOfOtherMagnitudes) {
   Check(std::move(p));
 }
 
-// A mask in two calls, merged in fp32, is the mask in one: the keys of the second call begin a
+// A mask in two calls, merged in fp32, is the mask in one call. The keys of the second call begin a
 // block, so that the 8 bits are the same.
 TEST(Fp8Test, CallsAreMerged) {
   for (const Mask& mask : {Mask(), Causal(300, 640), RandomRanges(1, 300, 640, 3)}) {
@@ -402,8 +402,8 @@ TEST(Fp8Test, CallsAreMerged) {
   }
 }
 
-// Lists of blocks and ranges of the same mask walk the same blocks in the same order: the same
-// bits.
+// Lists of blocks and ranges of the same mask walk the same blocks in the same order, so they give
+// the same bits.
 TEST(Fp8Test, ListsOfBlocks) {
   constexpr int64_t kQ = 500, kK = 600;
   Mask mask;

@@ -1,5 +1,5 @@
-// One tile through TMA, wgmma and back: every operand form the kernels use, against a plain
-// matmul.
+// Moves one tile through TMA, wgmma and back, in every operand form of the kernels, and compares
+// with a plain matmul.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace burst {
 namespace sm90 {
 namespace {
 
-// The elements by their bits, as CUDA converts them.
+// Converts elements from their bits, as CUDA does.
 template <class Element>
 uint16_t BitsOf(float value);
 template <>
@@ -38,7 +38,7 @@ struct Maps {
   CUtensorMap a, b;
 };
 
-// d[64, N] = A B. Stored tensors: a is [64, K] when K-major, [K, 64] when MN-major; b is [N, K]
+// Computes d[64, N] = A B. In memory, a is [64, K] when K-major, [K, 64] when MN-major; b is [N, K]
 // when K-major, [K, N] when MN-major.
 template <class Element, Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
 __global__ void MatmulKernel(const __grid_constant__ Maps maps, float* d) {
@@ -66,7 +66,7 @@ __global__ void MatmulKernel(const __grid_constant__ Maps maps, float* d) {
     MatmulSharedShared<Element, kN, kK, kMajorA, kMajorB>(accumulators, a.At(0), ATile::kBlockBytes,
                                                           b.At(0), BTile::kBlockBytes, false);
   } else {
-    // The accumulator layout of A's columns, read back through the swizzle.
+    // Reads A's columns back through the swizzle, in the layout of accumulators.
     float values[kK / 2];
     for (int j = 0; j < kK / 8; ++j) {
       for (int i = 0; i < 4; ++i) {
@@ -104,7 +104,7 @@ T* ToDevice(const std::vector<T>& host) {
 
 template <class Element, Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
 void CheckMatmulOf() {
-  // Small integers: every sum is exact, so one wrong element shows.
+  // The elements are small integers, so every sum is exact, and one wrong element shows.
   std::mt19937 random(kN * 1000 + kK);
   std::uniform_int_distribution<int> digit(-4, 4);
   std::vector<uint16_t> a(64 * kK), b(kN * kK);

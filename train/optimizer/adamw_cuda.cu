@@ -20,7 +20,7 @@ struct Flat {
   bf16* compute;
 };
 
-// As train/optimizer/adamw.cc says it:
+// The formulas of train/optimizer/adamw.cc:
 //   m <- beta1 m + (1 - beta1) g                v <- beta2 v + (1 - beta2) g^2
 //   p <- (1 - lr lambda) p - lr m^ / (sqrt(v^) + eps),   m^ = m / (1 - beta1^t), v^ likewise
 template <typename T>
@@ -47,7 +47,7 @@ struct Coefficients {
   }
 };
 
-// Runs on one thread: counts the update, unless there is none to make, and computes its
+// Runs on one thread: counts the update, unless loss or norm is not finite, and computes its
 // coefficients.
 template <typename T>
 __global__ void BeginUpdateKernel(AdamWUpdate update, const double* __restrict__ loss_and_norm,
@@ -56,7 +56,7 @@ __global__ void BeginUpdateKernel(AdamWUpdate update, const double* __restrict__
   *coefficients = Coefficients<T>(update, ++*updates, loss_and_norm[1]);
 }
 
-// The number of bounds <= at: odd where weights decay.
+// Returns the number of bounds <= at; weights decay if it is odd.
 __device__ inline int BoundsUpTo(const double* bounds, int count, double at) {
   int low = 0, high = count;
   while (low < high) {
@@ -70,8 +70,8 @@ __device__ inline int BoundsUpTo(const double* bounds, int count, double at) {
   return low;
 }
 
-// Updates a part whose first element is number `offset`. N elements a vector; a block takes
-// kThreads kVecsPerThread vectors in a row, nearly always of one side of the bounds.
+// Updates a part whose first element is number `offset`, in vectors of N elements. A block takes
+// kThreads kVecsPerThread consecutive vectors, nearly always on one side of the bounds.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     AdamWKernel(int64_t offset, int64_t n, const Coefficients<T>* __restrict__ update,
@@ -132,7 +132,7 @@ bool Aligned(const Tensor& tensor, int64_t bytes) {
   return tensor.null() || reinterpret_cast<uintptr_t>(tensor.raw_data()) % bytes == 0;
 }
 
-// The sum of a value over a block, for thread 0; a tree, so in a fixed order.
+// Sums a value over a block, for thread 0, in a tree, whose order is fixed.
 __device__ inline double BlockSum(double value) {
   __shared__ double shared[kThreads];
   shared[threadIdx.x] = value;
@@ -143,14 +143,14 @@ __device__ inline double BlockSum(double value) {
   return shared[0];
 }
 
-// sums[b] = the sum of squares of the block's share: vectors b kThreads + t, and so on over the
-// grid.
+// Sets sums[b] to the sum of squares of the block's share: vectors b kThreads + t, and so on over
+// the grid.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     SquareSumKernel(int64_t n, const T* __restrict__ x, double* __restrict__ sums) {
   const int64_t vecs = n / N, step = int64_t{gridDim.x} * kThreads;
   const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  double partial[4] = {};  // additions that need not wait for each other
+  double partial[4] = {};  // sums that do not wait for each other
   constexpr int kVecs = 4;
   int64_t i = first;
   for (; i + (kVecs - 1) * step < vecs; i += kVecs * step) {
@@ -231,7 +231,7 @@ void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Ten
 }
 
 void L2Norm(const Tensor& x, const Tensor& norm) {
-  // A few waves of blocks, which no number of multiprocessors decides.
+  // A few waves of blocks, the same number on every GPU.
   constexpr int64_t kMaxBlocks = 2048, kElements = int64_t{kThreads} * 16;
   const int64_t n = x.numel();
   const int64_t blocks = std::clamp<int64_t>((n + kElements - 1) / kElements, 1, kMaxBlocks);

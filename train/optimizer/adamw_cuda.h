@@ -1,4 +1,4 @@
-// AdamW and the norm of a gradient on a GPU: the kernels behind train/optimizer/adamw.h.
+// Computes AdamW and the norm of a gradient on a GPU: the kernels for train/optimizer/adamw.h.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,12 @@ struct AdamWUpdate {
   double clip = 0;  // the largest norm; 0: no clipping
 };
 
-// Everything is [n]: grads, masters, m and v of one of float32 and float64, compute bfloat16 or
-// null.
+// Everything is [n]: grads, masters, m and v, all float32 or all float64; compute bfloat16 or null.
 struct AdamWPart {
-  int64_t offset = 0;  // of its first element among all that is updated
+  int64_t offset = 0;  // number of its first element among all updated ones
   Tensor grads, masters, m, v, compute;
 };
-// The masters and both moments are read and written.
+// Returns the work: the masters and both moments are read and written.
 inline KernelWork WorkOf(const AdamWPart& part) {
   KernelWork work;
   for (const Tensor& twice : {part.masters, part.m, part.v}) {
@@ -31,9 +30,9 @@ inline KernelWork WorkOf(const AdamWPart& part) {
   return work;
 }
 
-// Begins an update. Counts it in updates, [1] float64, and computes the coefficients,
-// [kAdamWCoefficients] of the masters' dtype, that all its parts need. loss_and_norm: [2] float64.
-// Unless both are finite, this and AdamWStep do nothing.
+// Begins an update. Counts it in updates, [1] float64, and computes the coefficients that all parts
+// need: [kAdamWCoefficients] of the masters' dtype. loss_and_norm: [2] float64. Unless both are
+// finite, this and AdamWStep do nothing.
 constexpr int64_t kAdamWCoefficients = 9;
 void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, const Tensor& updates,
                     const Tensor& coefficients);
@@ -43,8 +42,8 @@ void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, cons
 void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Tensor& loss_and_norm,
                const AdamWPart& part);
 
-// norm [1] float64 = the Euclidean norm of x, contiguous, of a floating-point type. Summed in
-// double and in an order that depends on the number of elements and their type alone.
+// Sets norm, [1] float64, to the Euclidean norm of x: contiguous, any floating-point type. It is
+// summed in double, in an order that depends on the number of elements and their type alone.
 void L2Norm(const Tensor& x, const Tensor& norm);
 
 }  // namespace cuda

@@ -16,10 +16,10 @@ __global__ void AddBiasKernel(int64_t n, int64_t width, const T* __restrict__ bi
   }
 }
 
-// A block sums kColumns words of columns over its share of the rows, kRows of them at a time.
+// A block sums kColumns words of columns over its share of the rows, kRows rows at a time.
 constexpr int kColumns = 32, kRows = 8;
 
-// partials[blockIdx.y, :] = sum over the rows of share blockIdx.y. y: [rows, words of N]
+// Sets partials[blockIdx.y, :] = sum over the rows of share blockIdx.y. y: [rows, words of N]
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumns* kRows)
     ColumnSumsKernel(int64_t rows, int64_t words, const T* __restrict__ y,
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kColumns* kRows)
   }
 }
 
-// sum[i] (+)= sum over shares of partials[share, i]; a block sums kColumns columns, every thread
-// the shares of its row of kShareRows.
+// Sets or adds sum[i] = sum over shares of partials[share, i]. A block sums kColumns columns, a
+// thread every kShareRows-th share.
 constexpr int kShareRows = 32;
 
 template <typename A>
@@ -81,7 +81,7 @@ void LaunchColumnSums(const Tensor& y, const Tensor& sum, bool add) {
   using A = Accumulator<T>;
   const int64_t width = sum.numel(), rows = y.numel() / width, words = width / N;
   const int64_t columns = (words + kColumns - 1) / kColumns;
-  // Enough blocks to fill the GPU, and rows enough for each.
+  // Takes enough blocks to fill the GPU, and enough rows for each.
   const int64_t wanted = 8 * CurrentContext().multiprocessors / columns;
   const int64_t shares = std::clamp<int64_t>(wanted, 1, (rows + 4 * kRows - 1) / (4 * kRows));
   const Tensor partials = Tensor::Empty({shares, width}, sum.dtype(), DeviceType::kCuda);

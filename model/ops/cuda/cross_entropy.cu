@@ -39,7 +39,7 @@ constexpr A kLog2E = A(1.4426950408889634);
 template <typename T>
 using Word = Vec<T, kVecSize<T>>;
 
-// Word i of a row of logits; columns past the vocabulary are -inf, whose exponentials are 0.
+// Returns word i of a row of logits. Columns past the vocabulary are -inf: exponentials of 0.
 template <typename T>
 __device__ inline Word<T> LoadLogits(const Word<T>* row, int i, int vocab) {
   Word<T> word = row[i];
@@ -53,8 +53,8 @@ __device__ inline Word<T> LoadLogits(const Word<T>* row, int i, int vocab) {
   return word;
 }
 
-// The gradient for word i of a row: scale (exp(x - max) / sum - onehot(target)); log_factor =
-// log2(scale / sum).
+// Returns the gradient for word i of a row: scale (exp(x - max) / sum - onehot(target)). log_factor
+// = log2(scale / sum).
 template <typename T, typename A>
 __device__ inline Word<T> Gradient(Word<T> word, int i, int target, A scale, A max, A log_factor) {
   A values[kVecSize<T>];
@@ -73,8 +73,8 @@ __device__ inline Word<T> Gradient(Word<T> word, int i, int target, A scale, A m
   return word;
 }
 
-// Any vocabulary, with or without gradients. One block a row, which it reads twice: the second time
-// from the L2 cache.
+// Serves any vocabulary, with or without gradients. One block takes a row and reads it twice, the
+// second time from the L2 cache.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     SoftmaxCrossEntropyKernel(int vocab, int64_t stride, const int32_t* __restrict__ targets,
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
     shared_sum = whole;
     losses[row] = log(whole.sum) + whole.max - picked;
   }
-  __syncthreads();  // and everybody has read `picked`
+  __syncthreads();  // and all threads have read `picked`
   if (!gradient) return;
   const A max = shared_sum.max, log_factor = log2(scale / shared_sum.sum);
   for (int i = threadIdx.x; i < count; i += kThreads) {
@@ -122,9 +122,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// With gradients, for long rows that fit in shared memory twice. A block takes row after row, one a
-// multiprocessor: the next row is loaded while this one is computed. Every thread works on the
-// words that it fetched itself.
+// Serves gradients of long rows that fit in shared memory twice. There is one block for each
+// multiprocessor. It takes row after row, and loads the next one while it computes this one. Every
+// thread works on the words that it loaded itself.
 constexpr int kStagedThreads = 1024;
 
 // Combines the values of all threads. `shared` has an element for each warp.
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
   constexpr int kVec = kVecSize<T>, kWarps = kStagedThreads / 32;
   static_assert(kWarps == 32, "OverBlock reads a value a lane");
   extern __shared__ uint4 staged[];
-  // Each is read before the barrier of the other, and so before it is written again.
+  // Each is read before the barrier of the other, and therefore before it is written again.
   __shared__ A maxima[kWarps], sums[kWarps];
   const int count = static_cast<int>(stride / kVec);
   const auto words_of = [&](int64_t row) {
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
 
 constexpr int kSumThreads = 1024;
 
-// One block, whose threads load several losses at once: nothing else runs meanwhile.
+// One block sums; its threads load several losses at once, because no other kernel runs then.
 template <typename A>
 __global__ void __launch_bounds__(kSumThreads)
     SumLossesKernel(int64_t n, const A* __restrict__ losses, double scale, A* total) {
@@ -241,7 +241,7 @@ __global__ void ScaleByKernel(int64_t n, const Accumulator<T>* factor, T* y) {
   }
 }
 
-// y[i] = f x[i], or y[i] += f x[i], in `vecs` of N.
+// Sets y[i] = f x[i], or y[i] += f x[i], for `vecs` vectors of N.
 template <typename T, int N>
 __global__ void ScaleIntoKernel(int64_t vecs, const T* __restrict__ factor, const T* __restrict__ x,
                                 bool add, T* y) {
@@ -274,7 +274,7 @@ void LaunchScaleInto(int64_t n, const T* factor, const T* x, bool add, T* y) {
 
 namespace {
 
-// Returns the shared memory that a block may ask for, less what the kernels declare themselves.
+// Returns the shared memory that a block may have, less what the kernels declare themselves.
 size_t SharedBytes() {
   int bytes = 0;
   BURST_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,

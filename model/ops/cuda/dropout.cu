@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Philox (burst/base/philox.h) in 32-bit instructions: from its 64-bit products nvcc makes 64-bit
-// exclusive ors, and twice the work.
+// Computes Philox (burst/base/philox.h) in 32-bit instructions. nvcc would turn its 64-bit products
+// into 64-bit exclusive ors, which are twice the work.
 __device__ inline uint4 Random(uint64_t key, uint4 counter) {
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
 #pragma unroll
@@ -28,14 +28,14 @@ __device__ inline uint4 Random(uint64_t key, uint4 counter) {
 }
 
 // Channel 64 tile + 16 w + i takes word w of counter (16 tile + i, position, row), as on the CPU
-// (dropout.cc). So N counters serve four vectors of N channels, 16 channels apart: a thread's.
+// (dropout.cc). So N counters serve a thread's four vectors of N channels, 16 channels apart.
 template <typename T, int N, bool kResidual>
 __global__ void __launch_bounds__(kThreads)
     DropoutKernel(int64_t count, DropoutMask mask, int length, int width,
                   const int32_t* __restrict__ positions, const T* __restrict__ x,
                   const T* __restrict__ residual, T* __restrict__ y) {
   using A = Accumulator<T>;
-  constexpr int kPerTile = 16 / N;  // threads
+  constexpr int kPerTile = 16 / N;  // threads of a tile
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= count) return;
   const uint32_t per_token = (width + 63) / 64 * kPerTile, token = index / per_token;
@@ -83,7 +83,7 @@ void DropoutApply(const DropoutMask& mask, const Tensor& positions, const Tensor
   const int64_t length = x.dim(1), width = x.dim(2);
   DispatchVectors(x.dtype(), FitsVectors(width, {x, residual, y}), [&](auto zero, auto vec_size) {
     using T = decltype(zero);
-    // Eight bf16 would need the words of eight counters at once, and registers for few warps.
+    // Eight bf16 would need the words of eight counters at once, and registers of many warps.
     constexpr int N = std::min(4, decltype(vec_size)::value);
     const int64_t count = x.dim(0) * length * ((width + 63) / 64) * (16 / N);
     const auto kernel = residual.null() ? DropoutKernel<T, N, false> : DropoutKernel<T, N, true>;

@@ -1,4 +1,4 @@
-// Elementwise ops: the sum of two tensors, GELU and SwiGLU.
+// Computes elementwise ops: the sum of two tensors, GELU and SwiGLU.
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/vectorized.cuh"
 
@@ -7,9 +7,9 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVecs = 2;  // a thread's, both asked for before either is worked on
+constexpr int kVecs = 2;  // vectors of a thread, both loaded before one is used
 
-// y[i] = Op(a[i], b[i]), or Op(a[i]) where b is null.
+// Sets y[i] = Op(a[i], b[i]), or Op(a[i]) where b is null.
 template <typename T, int N, bool kTwo, typename Op>
 __global__ void __launch_bounds__(kThreads)
     MapKernel(int64_t n, const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ y) {
@@ -46,7 +46,7 @@ template <typename Op, bool kTwo>
 void Map(const Tensor& a, const Tensor& b, const Tensor& y) {
   const int64_t n = y.numel();
   if (n == 0) return;
-  // The kernel takes elements left over at the end, so any width of 16 bytes will do.
+  // The kernel handles the elements left over at the end, so any width is allowed.
   DispatchVectors(y.dtype(), FitsVectors(16, {a, b, y}), [&](auto zero, auto vec_size) {
     using T = decltype(zero);
     constexpr int N = decltype(vec_size)::value;
@@ -98,7 +98,7 @@ void AddForward(const Tensor& a, const Tensor& b, const Tensor& y) { Map<AddOp, 
 
 namespace {
 
-// A thread's N elements of y, and of gate_up, where rows are twice as long.
+// The places of a thread's N elements of y, and of gate_up, whose rows are twice as long.
 template <int N>
 struct Place {
   int64_t y, gate;

@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y[t] = table[ids[t]] (+ position_table[positions[t]]); a thread takes the same N channels of
-// kTokens tokens, whose rows it asks for together.
+// Sets y[t] = table[ids[t]] (+ position_table[positions[t]]). A thread takes the same N channels of
+// kTokens tokens, whose rows it loads together.
 constexpr int kTokens = 4;
 
 template <typename T, int N>
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- The backward sorts the tokens by their id, keeping their order, and sums runs of one id. Runs
 // differ in length by orders of magnitude, so the sorted tokens are cut into chunks. A run within a
-// chunk is added to its row of the table. A run over several chunks leaves partial sums, which a
-// second kernel adds up in order.
+// chunk is added to its row of the table. A run over several chunks leaves partial sums. A second
+// kernel adds them up in order.
 
 constexpr int kChunk = 32;  // tokens
 constexpr int kChunkThreads = 128;
@@ -72,7 +72,7 @@ struct SortedTokens {
   const int32_t* tokens = nullptr;  // [count], increasing among equal ids
 };
 
-// row[0...N) += sum; the gradient buffer may be of another type than dy.
+// Computes row[0...N) += sum. The gradient buffer may have another type than dy.
 template <typename G, int N, typename A>
 __device__ inline void AddToRow(G* row, const A* sum) {
   constexpr int M = N < kVecSize<G> ? N : kVecSize<G>;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kChunkThreads)
   }
 }
 
-// Runs over several chunks: the block of the chunk in which such a run begins adds its partials up.
+// Adds up the partials of a run over several chunks, in the block of the chunk where it begins.
 template <typename T, typename G>
 __global__ void __launch_bounds__(kChunkThreads)
     AddPartialsKernel(SortedTokens sorted, int width, G* dtable,
@@ -145,13 +145,13 @@ __global__ void __launch_bounds__(kChunkThreads)
   const int begin = blockIdx.x * kChunk, last = begin + kChunk - 1;
   if (last + 1 >= sorted.count) return;
   const int32_t id = sorted.ids[last];
-  if (sorted.ids[last + 1] != id) return;  // nothing goes on behind this chunk
+  if (sorted.ids[last + 1] != id) return;  // no run goes on after this chunk
   const bool whole = sorted.ids[begin] == id;
-  if (whole && begin > 0 && sorted.ids[begin - 1] == id) return;  // began earlier
+  if (whole && begin > 0 && sorted.ids[begin - 1] == id) return;  // the run began earlier
   const int channel = blockIdx.y * kChunkThreads + threadIdx.x;
   if (channel >= width) return;
   A sum = partials[(int64_t{blockIdx.x} * 2 + (whole ? 0 : 1)) * width + channel];
-  // Several at a time, so that a long run does not wait for memory once per chunk.
+  // Loads several partials at a time, so that a long run does not wait for memory at each chunk.
   constexpr int kBatch = 16;
   bool more = true;
   for (int64_t chunk = blockIdx.x + 1; more; chunk += kBatch) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kChunkThreads)
   element = ConvertTo<G>(ConvertTo<A>(element) + sum);
 }
 
-// ids below `rows`; `memory` keeps what SortedTokens points to.
+// Sorts the tokens by id; ids are below `rows`. `memory` owns what SortedTokens points to.
 SortedTokens SortTokens(const Tensor& ids, int64_t rows, Tensor* memory) {
   const int n = static_cast<int>(ids.numel());
   int bits = 1;

@@ -1,5 +1,5 @@
-// float8 forms of tensors (kernels.h): of bfloat16 tensors, and of SwiGLU's results, which never
-// exist in bfloat16.
+// Makes float8 forms (kernels.h) of bfloat16 tensors, and of SwiGLU's results, which never exist in
+// bfloat16.
 #include <algorithm>
 
 #include "burst/base/check.h"
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
 // silu(g) = g s, with s = sigmoid(g)
 __device__ inline float Silu(float g) { return g * Sigmoid<bf16>(g); }
 
-// |silu'(g)| = |s (1 + g (1 - s))| is below this for every g.
+// |silu'(g)| = |s (1 + g (1 - s))| is below this bound for every g.
 constexpr float kSteepestSilu = 1.1f;
 
 __global__ void __launch_bounds__(kThreads)
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < 3; ++i) RaiseAmax(most[i], largest + i);
 }
 
-// ---- Sources: what a tile of the results is made of. A source gives eight bytes of each of its
-// kOutputs results at (row, col). The results stand side by side, [rows, kOutputs cols].
+// ---- Sources: the numbers that a tile of the results is made of. A source gives eight bytes of
+// each of its kOutputs results at (row, col). The results are side by side: [rows, kOutputs cols].
 
 struct TensorSource {
   static constexpr int kOutputs = 1;
@@ -70,7 +70,7 @@ struct TensorSource {
   int64_t cols;
 };
 
-// x / scale
+// Gives x / scale.
 template <__nv_fp8_interpretation_t kKind>
 struct Rounded : TensorSource {
   float inverse = 0;
@@ -89,7 +89,7 @@ struct Rounded : TensorSource {
   }
 };
 
-// Bytes as they are, for their transpose.
+// Gives bytes as they are, for their transpose.
 struct Bytes {
   static constexpr int kOutputs = 1;
   const uint8_t* x;
@@ -101,11 +101,11 @@ struct Bytes {
   }
 };
 
-// silu(gate) up / scale, in e4m3
+// Gives silu(gate) up / scale, in e4m3.
 struct SwiGluSource {
   static constexpr int kOutputs = 1;
   const bf16* gate_up;
-  const float* largest;  // of SwiGluMagnitudes
+  const float* largest;  // result of SwiGluMagnitudes
   float* scale_out;
   int64_t n;
   float inverse = 0;
@@ -125,7 +125,7 @@ struct SwiGluSource {
   }
 };
 
-// The gradients of gate and up / scale, in e5m2. With the gradient d of silu(gate) up:
+// Gives gradients of gate and up / scale, in e5m2. With the gradient d of silu(gate) up:
 //   dgate = d up s (1 + gate (1 - s)),   dup = d silu(gate)
 struct SwiGluGradSource {
   static constexpr int kOutputs = 2;
@@ -165,7 +165,7 @@ struct SwiGluGradSource {
 constexpr int kTile = 128;
 constexpr int kPitch = kTile / 4 + 1;
 
-// Bytes b of four words, as a word.
+// Returns bytes b of four words, as a word.
 __device__ inline uint32_t ByteOfFour(const uint32_t (&words)[4], int b) {
   const uint32_t low = __byte_perm(words[0], words[1], b | (4 + b) << 4);
   const uint32_t high = __byte_perm(words[2], words[3], b | (4 + b) << 4);
@@ -185,9 +185,9 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int part = warp; part < 16; part += kThreads / 32) {
-    const int row_group = part / 4 * 8 + lane / 4;  // of 4 rows
+    const int row_group = part / 4 * 8 + lane / 4;  // a group of 4 rows
     const int col = (part % 4 * 4 + lane % 4) * kVec;
-    uint32_t low[kOutputs][4], high[kOutputs][4];  // a row's columns 0 to 3, 4 to 7
+    uint32_t low[kOutputs][4], high[kOutputs][4];  // columns 0 to 3 and 4 to 7 of each row
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t row = first_row + row_group * 4 + i;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (as_columns == nullptr) return;
   __syncthreads();
-  // Eight lanes write a column's 128 bytes.
+  // Eight lanes write the 128 bytes of a column.
 #pragma unroll
   for (int o = 0; o < kOutputs; ++o) {
     for (int i = threadIdx.x; i < kTile * 8; i += kThreads) {
@@ -238,7 +238,7 @@ const bf16* Bf16(const Tensor& tensor) {
   return static_cast<const bf16*>(tensor.raw_data());
 }
 
-// At least one block, which writes the scale.
+// Takes at least one block, which writes the scale.
 template <typename Source>
 void MakeTiles(int64_t rows, int64_t cols, const Source& source, const Tensor& as_rows,
                const Tensor& as_columns) {
@@ -251,7 +251,7 @@ void MakeTiles(int64_t rows, int64_t cols, const Source& source, const Tensor& a
   BURST_CUDA_CHECK(cudaGetLastError());
 }
 
-// Blocks that read `vectors` vectors one after another, and leave few numbers to combine.
+// Returns the number of blocks that read `vectors` vectors, and leave few numbers to combine.
 unsigned BlocksToReduce(int64_t vectors) {
   constexpr int64_t kMostBlocks = 132 * 8;
   return static_cast<unsigned>(std::min(kMostBlocks, (vectors + kThreads - 1) / kThreads));

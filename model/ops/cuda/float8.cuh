@@ -1,4 +1,4 @@
-// Roundings to float8 that several kernels use.
+// Rounds numbers to float8, for several kernels.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -12,7 +12,7 @@ namespace cuda {
 
 constexpr float kLargestE4M3 = 448, kLargestE5M2 = 57344;
 
-// Magnitudes of floats are ordered as their bits, NaN above infinity.
+// Magnitudes of floats have the order of their bits. NaN is above infinity.
 __device__ inline uint32_t MagnitudeBits(float x) { return __float_as_uint(x) & 0x7fffffff; }
 template <int N>
 __device__ inline uint32_t MagnitudeBits(const Words<bf16, N>& words) {
@@ -22,7 +22,7 @@ __device__ inline uint32_t MagnitudeBits(const Words<bf16, N>& words) {
   return most;
 }
 
-// *amax = max(*amax, most of any thread of the warp), as magnitude bits. All 32 lanes call it.
+// Raises *amax to the largest `most` of the warp, as magnitude bits. All 32 lanes call it.
 __device__ inline void RaiseAmax(uint32_t most, uint32_t* amax) {
   most = __reduce_max_sync(~0u, most);
   // Most warps see that there is nothing to raise, which costs less than an atomic operation.
@@ -31,8 +31,8 @@ __device__ inline void RaiseAmax(uint32_t most, uint32_t* amax) {
   }
 }
 
-// The smallest power of two s for which bound / s is at most `largest`. NaN for a bound that is not
-// finite, so that every product is NaN.
+// Returns the smallest power of two s for which bound / s is at most `largest`. A bound that is not
+// finite gives NaN, so that every product is NaN.
 __device__ inline float ScaleFor(float bound, float largest) {
   if (!isfinite(bound)) return __int_as_float(0x7fffffff);
   if (bound == 0) return 1;
@@ -41,13 +41,13 @@ __device__ inline float ScaleFor(float bound, float largest) {
   return ldexpf(1, max(exponent, -126));
 }
 
-// Two numbers as the low 16 bits of the result, saturated; NaN stays NaN.
+// Returns two numbers in the low 16 bits, saturated; NaN stays NaN.
 template <__nv_fp8_interpretation_t kKind>
 __device__ inline uint32_t RoundTwo(float a, float b) {
   return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, kKind);
 }
 
-// Eight numbers / scale, as eight bytes.
+// Returns eight numbers / scale, as eight bytes.
 template <__nv_fp8_interpretation_t kKind>
 __device__ inline uint2 RoundEight(const float (&v)[8], float inverse_scale) {
   const auto two = [&](int i) {

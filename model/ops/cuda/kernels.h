@@ -1,12 +1,11 @@
-// Declares what model/ops/foo.cc calls on a GPU: the kernels of the memory-bound ops, and the ops
-// that consist of GEMMs. foo.cc checks shapes, allocates and records on the tape.
+// Declares the functions that model/ops/foo.cc calls on a GPU: kernels of memory-bound ops, and ops
+// of GEMMs. There, foo.cc checks shapes, allocates and records on the tape.
 //
-// Tensors are contiguous and on the calling thread's GPU; the work is queued on its stream and
+// Tensors are contiguous and on the calling thread's GPU. The work is queued on its stream and
 // never waited for. Activations and parameters are bfloat16, float32 or float64, one dtype per
-// call. "Accumulator type" is what the kernels compute in: float32 for bfloat16, else the dtype
-// itself. Gradients of parameters are accumulated into their buffers, or as ParameterGrad says; a
-// buffer is of the parameter's dtype or of its accumulator type. A gradient that nobody wants is a
-// null Tensor.
+// call. Kernels compute in the "accumulator type": float32 for bfloat16, else the dtype. Gradients
+// of parameters are added to their buffers, or as ParameterGrad says. A buffer has the parameter's
+// dtype or its accumulator type. A gradient that is not needed is a null Tensor.
 // Every reduction has a fixed order: the same bits in every run on one kind of GPU.
 #pragma once
 
@@ -24,24 +23,24 @@ class Tape;
 class Variable;
 enum class ResultUse;  // burst/autograd/tape.h
 
-// The mask of one dropout site: what is the same for all its elements.
+// The mask of one dropout site, with the values that all its elements share.
 struct DropoutMask {
-  uint64_t key = 0;        // of Philox
+  uint64_t key = 0;        // the key of Philox
   uint32_t threshold = 0;  // a channel whose random word is below is dropped
-  double scale = 1;        // of the others: 1 / (1 - rate)
-  uint32_t first_row = 0;  // what the batch's rows are counted from
+  double scale = 1;        // the other channels' factor, 1 / (1 - rate)
+  uint32_t first_row = 0;  // number of the batch's first row
 };
 
 namespace cuda {
 
-// The dtype of statistics and tables for activations of `dtype`.
+// Returns the dtype of statistics and tables for activations of `dtype`.
 inline DType AccumulatorDType(DType dtype) {
   return dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
 }
 
 // Where a parameter's gradient goes.
 struct ParameterGrad {
-  Tensor sum;       // null: not wanted
+  Tensor sum;       // null: not needed
   bool add = true;  // accumulate into `sum`; else overwrite it
 };
 inline KernelWork WorkOf(const ParameterGrad& grad) { return burst::WorkOf(grad.sum); }
@@ -90,26 +89,26 @@ void AddForward(const Tensor& a, const Tensor& b, const Tensor& y);
 
 // --- Embedding. ids: [tokens] int32. table: [rows, width]. y, dy: [tokens, width].
 
-// y[t] = table[ids[t]] + position_table[positions[t]]; positions and their table null: without.
+// Sets y[t] = table[ids[t]] + position_table[positions[t]], the latter unless null.
 void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& positions,
                       const Tensor& position_table, const Tensor& y);
-// dtable[ids[t]] += dy[t], for each row in the order of its tokens.
+// Computes dtable[ids[t]] += dy[t], for each row in the order of its tokens.
 void EmbeddingBackward(const Tensor& ids, const Tensor& dy, const Tensor& dtable);
 
 // --- Dropout.
 
-// y = (residual, unless null) + mask x scale, with the CPU's mask. x, residual, y: [batch, length,
-// width]; positions: [length] int32.
+// Sets y = residual (unless null) + mask x scale, with the CPU's mask. x, residual, y: [batch,
+// length, width]; positions: [length] int32.
 void DropoutApply(const DropoutMask& mask, const Tensor& positions, const Tensor& x,
                   const Tensor& residual, const Tensor& y);
 
-// --- Parts of the GEMM ops that no epilogue does: a bias, for dtypes without epilogues,
-// and softmax.
+// --- Parts of the GEMM ops that epilogues do not do: a bias, for dtypes without epilogues, and
+// softmax.
 
-// y[i, :] += bias. y: [..., width] contiguous, bias: [width]; one dtype.
+// Computes y[i, :] += bias. y: [..., width] contiguous, bias: [width]; one dtype.
 void AddBias(const Tensor& y, const Tensor& bias);
 
-// sum = sum over i of y[i, :], in a fixed order, or with `add` sum += that. y: [..., width]
+// Sets sum to the sum over i of y[i, :] in a fixed order, or with `add` adds that. y: [..., width]
 // contiguous; sum: [width], of the accumulator's type of y.
 void ColumnSums(const Tensor& y, const Tensor& sum, bool add);
 
@@ -124,9 +123,9 @@ void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int6
 // total = scale * sum of losses [n], in a fixed order. total: [] of the losses' dtype.
 void SumLosses(const Tensor& losses, double scale, const Tensor& total);
 
-// y *= factor, factor: [] of y's accumulator type, on the GPU. Reads y only when factor is not 1.
+// Computes y *= factor, [] of y's accumulator type on the GPU. Reads y only if factor is not 1.
 void ScaleBy(const Tensor& y, const Tensor& factor);
-// y = factor x, or with `add` y += factor x. x, y: float32 or float64.
+// Sets y = factor x, or with `add` y += factor x. x, y: float32 or float64.
 void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add);
 
 // --- float8 forms of tensors, for the GEMMs of linear layers (float8.cu). A result has one float8
@@ -139,8 +138,8 @@ void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add)
 // which bound / scale fits the dtype, where no magnitude exceeds the bound. It is NaN for a bound
 // that is not finite.
 
-// amax = the largest magnitude of x; NaN or infinity if x has one. amax: [1] float32. The order of
-// the elements does not matter, so every run gives the same bits.
+// Sets amax, [1] float32, to the largest magnitude of x, or to NaN or infinity if x has one. Every
+// run gives the same bits, because the order of the elements does not matter.
 void LargestMagnitude(const Tensor& x, const Tensor& amax);
 
 // Rounds x, [rows, cols] bfloat16. The bound is amax.
@@ -150,7 +149,7 @@ void RoundToFloat8(const Tensor& x, int64_t cols, const Tensor& amax, const Tens
 // Makes the columns of a result from its rows. The scale is the same.
 void TransposeFloat8(const Tensor& as_rows, int64_t cols, const Tensor& as_columns);
 
-// largest = the largest magnitudes of silu(gate) up, silu(gate) and up. gate_up: [rows, 2 n]
+// Sets largest to the largest magnitudes of silu(gate) up, silu(gate) and up. gate_up: [rows, 2 n]
 // bfloat16, n a multiple of 8; largest: [3] float32.
 void SwiGluMagnitudes(const Tensor& gate_up, const Tensor& largest);
 
@@ -158,9 +157,9 @@ void SwiGluMagnitudes(const Tensor& gate_up, const Tensor& largest);
 void SwiGluToFloat8(const Tensor& gate_up, const Tensor& largest, const Tensor& as_rows,
                     const Tensor& as_columns, const Tensor& scale);
 
-// Rounds the gradient of gate_up, [rows, 2 n], to e5m2. grad: [rows, n], of silu(gate) up. The
-// bound is grad_amax max(1.1 largest up, largest silu(gate)), because |silu'| < 1.1. It is larger
-// than the largest magnitude. But e5m2 has the same precision over 30 powers of two.
+// Rounds the gradient of gate_up, [rows, 2 n], to e5m2. grad is silu(gate) up's, [rows, n]. The
+// bound is grad_amax max(1.1 largest up, largest silu(gate)), because |silu'| < 1.1. It exceeds the
+// largest magnitude, but e5m2 has the same precision over 30 powers of two.
 void SwiGluGradToFloat8(const Tensor& gate_up, const Tensor& grad, const Tensor& grad_amax,
                         const Tensor& largest, const Tensor& as_rows, const Tensor& as_columns,
                         const Tensor& scale);
@@ -184,10 +183,10 @@ Variable SwiGluMlpInFloat8(Tape& tape, const Variable& x, const Variable& gate_u
                            const Variable& residual, const Shape& y_shape,
                            const std::function<void()>& dx_done, ResultUse use);
 
-// grad of x += a b, [rows, cols]. The GEMM itself adds the gradient so far: in place, unless
-// somebody else uses its memory.
+// Adds a b to the gradient of x, [rows, cols]. The GEMM itself adds the gradient so far, in place
+// unless the gradient's memory has another user.
 void AddGemm(const Variable& x, int64_t cols, MatMulParams gemm);
-// dbias += sum over rows of dy, [rows, out]; bias may be undefined.
+// Adds the sum over rows of dy, [rows, out], to dbias; bias may be undefined.
 void BiasBackward(const Tensor& dy, const Variable& bias);
 
 // bfloat16 only.

@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm on a GPU: which kernel of normalization.cuh a width takes, and its launch.
+// Launches RMSNorm and LayerNorm on a GPU, with the kernel of normalization.cuh for the width.
 #include <algorithm>
 #include <array>
 
@@ -10,14 +10,14 @@ namespace burst {
 namespace cuda {
 namespace {
 
-// How rows of some width are shared out.
+// How the threads of a block divide rows of some width.
 struct NormBlock {
   bool block_team = false;
   int vecs_per_thread = 0;
   dim3 threads;
 };
 
-// float64, which only tests use, makes do with four vectors a thread.
+// float64, which only tests use, has at most four vectors a thread.
 template <typename T>
 bool MakeNormBlock(int64_t vecs, NormBlock* block) {
   constexpr bool kFew = sizeof(T) == 8;
@@ -34,7 +34,7 @@ bool MakeNormBlock(int64_t vecs, NormBlock* block) {
   return block->threads.x <= kMaxNormThreads;
 }
 
-// The kernel for a block, out of Forward or Backward: Kernels::Get<kBlockTeam, kVecs>().
+// Returns the kernel for a block, of Forward or Backward: Kernels::Get<kBlockTeam, kVecs>().
 template <typename T, typename Kernels>
 auto NormKernelFor(const NormBlock& block) {
   if constexpr (sizeof(T) < 8) {
@@ -61,7 +61,7 @@ struct BackwardKernels {
   }
 };
 
-// As many blocks as are resident on the GPU at once, or fewer when the rows end first.
+// Returns the blocks that are resident on the GPU at once, or fewer if there are fewer rows.
 template <typename Kernel>
 int ResidentBlocks(Kernel kernel, const NormBlock& block, size_t shared_bytes, int64_t rows) {
   int per_multiprocessor = 0;
@@ -72,8 +72,8 @@ int ResidentBlocks(Kernel kernel, const NormBlock& block, size_t shared_bytes, i
   return static_cast<int>(std::max<int64_t>(1, std::min(resident, enough)));
 }
 
-// *scale = the scale that fits sqrt(width) max |weight| + max |bias|, which no |y| exceeds because
-// |xhat| <= sqrt(width). One block; NaN counts as larger than every number.
+// Sets *scale to the scale that fits sqrt(width) max |weight| + max |bias|. No |y| exceeds it,
+// because |xhat| <= sqrt(width). One block computes it; NaN counts as larger than every number.
 __global__ void NormScaleKernel(NormArgs<bf16> args) {
   const auto largest = [&](const bf16* x) {
     uint32_t most = 0;
@@ -127,7 +127,7 @@ void LaunchNormForward(const NormArgs<T>& args, bool vectorized) {
   BURST_CUDA_CHECK_LAUNCH("NormForward");
 }
 
-// Sets where the backward stores the largest magnitude of dx; null: nowhere.
+// Sets where the backward stores the largest magnitude of dx; null: it does not.
 template <typename T>
 void SetDxAmax(const Tensor& amax, NormArgs<T>* args) {
   if (amax.null()) return;
@@ -149,7 +149,7 @@ void LaunchNormBackward(NormArgs<T> args, bool vectorized,
     }
     return;
   }
-  int blocks = 0;  // that leave partial sums
+  int blocks = 0;  // blocks that leave partial sums
   Tensor partials;
   const auto allocate = [&](int count) {
     blocks = count;

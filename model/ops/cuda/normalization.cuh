@@ -3,8 +3,8 @@
 //   xhat = (x - mean) rstd,   rstd = 1 / sqrt(mean of (x - mean)^2 + eps),   y = xhat weight + bias
 //
 // with mean = 0 and bias = 0 for RMSNorm. A team keeps a row in registers, so that memory is read
-// once: a warp, or a whole block for rows that do not fit the registers of a warp. Rows that do not
-// fit vectors, or are too wide even so, are read again instead, by the Strided kernels.
+// once. It is a warp, or a whole block for rows that do not fit a warp's registers. The Strided
+// kernels read a row again if it does not fit vectors or is too wide.
 #pragma once
 
 #include "model/ops/cuda/float8.cuh"
@@ -26,7 +26,7 @@ struct NormArgs {
   A* mean = nullptr;          // [rows]
   A* rstd = nullptr;          // [rows]
   T* y = nullptr;             // [rows, width]
-  // Instead of y: y / scale in e4m3, for T = bf16.
+  // The result instead of y: y / scale in e4m3, for T = bf16.
   uint8_t* y_float8 = nullptr;  // [rows, width]
   float* scale = nullptr;       // one number
   // backward
@@ -34,19 +34,19 @@ struct NormArgs {
   const T* before = nullptr;    // [rows, width] or null: added to dx
   T* dx = nullptr;              // [rows, width]
   uint32_t* dx_amax = nullptr;  // one number, or null; for T = bf16
-  A* partials = nullptr;        // [blocks, 1 or 2, width]: of dweight and, behind it, of dbias
+  A* partials = nullptr;        // [blocks, 1 or 2, width]: of dweight and then of dbias
 };
 
 // A block is [teams][threads of a team]: threadIdx.y is the team, of a warp (kWarpTeams of them) or
 // of all threads.
 inline constexpr int kWarpTeams = 8, kMaxNormThreads = 512;
 
-// Sums over a team: every thread gets the same bits. One barrier a call of a block's team, because
-// calls alternate between two buffers.
+// Sums over a team: every thread gets the same bits. A call of a block's team has one barrier,
+// because calls alternate between two buffers.
 template <typename A, bool kBlockTeam>
 class TeamSum {
  public:
-  // values[i] <- the sum of values[i] over the team, i < kValues <= 2
+  // Replaces values[i] by its sum over the team, i < kValues <= 2.
   template <int kValues>
   __device__ void operator()(A (&values)[kValues]) {
 #pragma unroll
@@ -82,15 +82,15 @@ constexpr int NormThreads(bool block_team) {
   return block_team ? kMaxNormThreads : 32 * kWarpTeams;
 }
 
-// Resident blocks of warps to compile for: registers are rationed so that enough rows are on their
-// way from memory.
+// Returns the resident blocks of warps to compile for. It limits registers, so that enough rows are
+// on their way from memory.
 constexpr int NormBlocks(bool block_team, bool forward, int vecs) {
   if (block_team) return 1;
   if (forward) return vecs <= 3 ? 3 : 2;
   return vecs <= 3 ? 2 : 1;
 }
 
-// This thread's part of a row of `vecs` vectors, thread t's are t, t + blockDim.x and so on.
+// This thread's part of a row of `vecs` vectors. Thread t has vectors t, t + blockDim.x and so on.
 template <typename T, int N, int kVecs>
 __device__ inline void LoadRow(const T* row, int vecs, Words<T, N> (&out)[kVecs]) {
 #pragma unroll
@@ -100,8 +100,8 @@ __device__ inline void LoadRow(const T* row, int vecs, Words<T, N> (&out)[kVecs]
   }
 }
 
-// Hides from the compiler that it has seen these numbers before: it would rather keep them unpacked
-// than unpack them twice, and that takes the registers of half the warps.
+// Hides from the compiler that it has unpacked these numbers before. It would keep them unpacked,
+// which takes the registers of half the warps.
 template <typename T, int N>
 __device__ inline void Forget(Words<T, N>& vec) {
 #pragma unroll
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
       const int at = threadIdx.x + p * blockDim.x;
       if (at >= vecs) continue;
       Forget(weight[p]);
-      Words<T, N> bias;  // no registers are left to keep it in: from the L1 cache
+      Words<T, N> bias;  // loaded from the L1 cache, to save registers
       if (kCenter) bias = Load<N>(args.bias + at * N);
       A y[N];
 #pragma unroll
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
   }
 }
 
-// The values of a row that the backward reads.
+// The numbers of a row that the backward reads.
 template <typename T, int kVecs>
 struct NormBackwardRow {
   using A = Accumulator<T>;
@@ -198,7 +198,7 @@ struct NormBackwardRow {
   }
 };
 
-// partials [kSums, width] = the sums of all teams of the block, which meet in shared memory.
+// Sets partials [kSums, width] to the sums of all teams of the block, through shared memory.
 template <typename A, int N, int kSums, int kVecs>
 __device__ inline void CombineTeams(const A (&sums)[kSums][kVecs][N], int width, A* partials) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -226,7 +226,7 @@ __device__ inline void CombineTeams(const A (&sums)[kSums][kVecs][N], int width,
 // With g = dy weight:
 //   dx = before + rstd (g - mean(g) - xhat mean(g xhat)),   dweight = sum over rows of dy xhat,
 //   dbias = sum over rows of dy
-// The sums over a team's rows stay in registers too, and blocks leave their sums in `partials`.
+// The sums over a team's rows stay in registers, too. Blocks leave their sums in `partials`.
 template <typename T, bool kCenter, bool kBlockTeam, int kVecs>
 __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, false, kVecs))
     NormBackwardKernel(NormArgs<T> args) {
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
   int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
   TeamSum<A, kBlockTeam> team_sum;
 
-  // From the L1 cache where the sums leave no registers to keep it in.
+  // Reads the weight from the L1 cache where the sums leave no registers for it.
   Words<T, N> kept_weight[kCenter ? 1 : kVecs];
   if constexpr (!kCenter) LoadRow(args.weight, vecs, kept_weight);
   const auto weight_of = [&](int p) {
@@ -247,17 +247,17 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
     Forget(kept_weight[kCenter ? 0 : p]);
     return kept_weight[kCenter ? 0 : p];
   };
-  A sums[kSums][kVecs][N] = {};  // of dy xhat, of dy
-  uint32_t most = 0;             // of dx
+  A sums[kSums][kVecs][N] = {};  // sums of dy xhat and of dy
+  uint32_t most = 0;             // largest magnitude of dx
   NormBackwardRow<T, kVecs> next;
-  // Where registers are short, it is left to the other warps to keep memory busy.
+  // Where registers are short, other warps keep memory busy.
   constexpr bool kPrefetch = kBlockTeam && kVecs == 2 && !kCenter;
   if (kPrefetch && row < args.rows) next.Load(args, row);
   for (; row < args.rows; row += step) {
     if (!kPrefetch) next.Load(args, row);
     NormBackwardRow<T, kVecs> in = next;
     if (kPrefetch && row + step < args.rows) next.Load(args, row + step);
-    A means[kSums] = {};  // of g xhat, of g
+    A means[kSums] = {};  // means of g xhat and of g
 #pragma unroll
     for (int p = 0; p < kVecs; ++p) {
       if (threadIdx.x + p * blockDim.x >= vecs) continue;
@@ -361,7 +361,7 @@ template <typename T, bool kCenter>
 __global__ void __launch_bounds__(kStridedThreads) NormBackwardStridedKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
   constexpr int kSums = kCenter ? 2 : 1;
-  uint32_t most = 0;  // of dx
+  uint32_t most = 0;  // largest magnitude of dx
   TeamSum<A, true> team_sum;
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const T* x = args.x + row * args.width;
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(kStridedThreads) NormBackwardStridedKernel(Nor
   if (args.dx_amax != nullptr) RaiseAmax(most, args.dx_amax);
 }
 
-// A thread per column; the block (_, b) sums the rows b, b + gridDim.y and so on.
+// A thread takes a column; block (_, b) sums the rows b, b + gridDim.y and so on.
 template <typename T, bool kCenter>
 __global__ void __launch_bounds__(kStridedThreads) NormParametersStridedKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
@@ -413,7 +413,7 @@ __global__ void __launch_bounds__(kStridedThreads) NormParametersStridedKernel(N
 
 // --- the sum of the blocks' partials
 
-// 8 columns, a sector of 32 bytes of float, by 64 threads each: many blocks even for few columns.
+// 64 threads sum 8 columns, 32 bytes of float: many blocks even for few columns.
 inline constexpr int kSumColumns = 8, kSumThreads = 64;
 
 template <typename T, int kSums>
@@ -423,8 +423,8 @@ struct NormSums {
   bool add[kSums] = {};               // accumulate into the sums; else overwrite them
 };
 
-// sums[s][c] (+)= sum over i of partials[i, s, c], s = blockIdx.y. The thread with threadIdx.y = j
-// takes the rows j, j + 64 and so on; the 64 sums meet in a tree.
+// Sets or adds sums[s][c] = sum over i of partials[i, s, c], s = blockIdx.y. The thread with
+// threadIdx.y = j takes the rows j, j + 64 and so on; the 64 sums meet in a tree.
 template <typename T, int kSums>
 __global__ void NormSumKernel(int rows, int width, const Accumulator<T>* __restrict__ partials,
                               NormSums<T, kSums> out) {

@@ -28,7 +28,7 @@ __global__ void RopeCosSinKernel(int64_t n, int half, const int32_t* __restrict_
   }
 }
 
-// A thread turns the same N channels of kHeads heads of a token, so that it reads their angles
+// A thread rotates the same N channels of kHeads heads of a token, so that it reads their angles
 // once.
 constexpr int kHeads = 2;
 
@@ -41,11 +41,11 @@ struct RotateArgs {
   const T* x;
   const A *cosines, *sines;
   T* y;
-  uint32_t* y_amax;  // null: not wanted; for T = bf16
+  uint32_t* y_amax;  // null: not computed; for T = bf16
 };
 
-// y1 = x1 cos - sign x2 sin, y2 = x2 cos + sign x1 sin, where x1, x2 are the halves of a head.
-// Returns the magnitude bits of the largest result, or 0 if not wanted.
+// Computes y1 = x1 cos - sign x2 sin and y2 = x2 cos + sign x1 sin; x1, x2 are the halves of a
+// head. Returns the magnitude bits of the largest result, or 0 if it is not needed.
 template <typename T, int N>
 __device__ inline uint32_t Rotate(const RotateArgs<T>& args) {
   using A = Accumulator<T>;

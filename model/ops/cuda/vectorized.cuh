@@ -1,4 +1,4 @@
-// Vectorized loads and stores of the memory-bound kernels: 16 bytes of a row as numbers.
+// Loads and stores vectors of 16 bytes of a row as numbers, in the memory-bound kernels.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace burst {
 namespace cuda {
 
-// N consecutive elements of memory, at most 16 bytes, as words in registers. Not as elements: nvcc
-// would give each bf16 a register of its own, and is not to be relied on to load them together.
+// Holds N consecutive elements of memory, at most 16 bytes, as words in registers. By elements,
+// nvcc would give each bf16 a register of its own, and might load them one by one.
 template <typename T, int N>
 struct Words {
   static constexpr int kBytes = N * static_cast<int>(sizeof(T));
@@ -54,7 +54,7 @@ __device__ inline Words<T, N> ToWords(const Accumulator<T>* values) {
   return out;
 }
 
-// From and to addresses that are multiples of the words' size.
+// Loads and stores at addresses that are multiples of the words' size.
 template <int N, typename T>
 __device__ inline Words<T, N> Load(const T* from) {
   Words<T, N> out;
@@ -98,7 +98,7 @@ __device__ inline void StoreRounded(const Accumulator<T>* values, T* to) {
   Store(ToWords<T, N>(values), to);
 }
 
-// N numbers of an accumulator's type, by as many words as it takes. From and to global memory.
+// Loads and stores N numbers of an accumulator's type in global memory, by several words.
 template <int N, typename A>
 __device__ inline void LoadNumbers(const A* from, A* to) {
   constexpr int M = N < kVecSize<A> ? N : kVecSize<A>;
@@ -116,7 +116,7 @@ __device__ inline void StoreNumbers(const A* from, A* to) {
   for (int i = 0; i < N; i += M) StoreRounded<A, M>(from + i, to + i);
 }
 
-// Whether rows of `width` elements of these tensors (null ones aside) can be read in vectors.
+// Returns whether rows of `width` elements of these tensors (except null) fit vectors.
 inline bool FitsVectors(int64_t width, std::initializer_list<Tensor> tensors) {
   for (const Tensor& tensor : tensors) {
     if (tensor.null()) continue;
@@ -126,8 +126,8 @@ inline bool FitsVectors(int64_t width, std::initializer_list<Tensor> tensors) {
   return true;
 }
 
-// Calls function(T{}, constant N): T of the dtype, N the elements of a vector, or 1 when the rows
-// do not fit vectors.
+// Calls function(T{}, constant N) with the type T of the dtype. N is the elements of a vector, or 1
+// when the rows do not fit vectors.
 template <typename Function>
 void DispatchVectors(DType dtype, bool vectorized, Function&& function) {
   DispatchDtype(dtype, [&](auto zero) {
@@ -150,7 +150,7 @@ void DispatchGrad(DType dtype, Function&& function) {
   function(Accumulator<T>{});
 }
 
-// 1 / (1 + exp(-x)). What is stored as bf16 needs no more than the fast instructions.
+// Returns 1 / (1 + exp(-x)). For results stored as bf16 the fast instructions are exact enough.
 template <typename T>
 __device__ inline Accumulator<T> Sigmoid(Accumulator<T> x) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -160,8 +160,8 @@ __device__ inline Accumulator<T> Sigmoid(Accumulator<T> x) {
   }
 }
 
-// Blocks for n items, a thread each. Kernels number their threads in 32 bits: divisions in 64 cost
-// more than the arithmetic on the elements.
+// Returns the blocks for n items, a thread each. Kernels count threads in 32 bits, because 64-bit
+// divisions cost more than the arithmetic on the elements.
 inline unsigned BlocksFor(int64_t n, int threads) {
   BURST_CHECK_LE(n + threads, int64_t{1} << 32);
   return static_cast<unsigned>((n + threads - 1) / threads);
