@@ -82,8 +82,8 @@ struct ShardRange {
   int reduce_ranks = 1;  // neighboring ranks over which its gradient is all-reduced: replicas or 1
 };
 
-// Says which parts of a model's state are divided over the ranks that have the same parameters
-// (ZeRO, Rajbhandari et al., arXiv 1910.02054), and which are not in the device's memory.
+// The parts of a model's state that ranks with the same parameters divide (ZeRO, Rajbhandari et
+// al., arXiv 1910.02054), and the parts outside the device's memory.
 struct StateSharding {
   // What is divided. 0: nothing. 1: the optimizer's moments and the master weights. 2: gradients
   // too. 3: values too.
@@ -104,8 +104,8 @@ struct StateSharding {
   }
 };
 
-// A range of the flat order: parameters that are used together (the embeddings, a layer, what
-// follows the layers) where gradients or values are divided, else all of them.
+// A range of the flat order. If gradients or values are divided, it has parameters that are used
+// together: the embeddings, a layer, or what follows the layers. Else it has all of them.
 struct ParameterUnit {
   int first = 0, last = 0;  // its parameters
   int64_t begin = 0;        // in the flat order
@@ -146,8 +146,8 @@ class ParameterList {
   void Initialize(uint64_t seed);
   void ZeroGrad();
 
-  // ---- Gradients whose bits do not depend on the order of their contributions, in the stages 0
-  // and 1: float64 sums, to which what has come together in a gradient is added exactly.
+  // ---- Gradients whose bits do not depend on the order of their contributions, in stages 0 and 1.
+  // Float64 sums take in exactly what has come together in a gradient.
 
   // From now on; the sums are zero. After Allocate.
   void SumGradsExactly(const ExactGrid& grid);
@@ -185,8 +185,8 @@ class ParameterList {
   // Rounds masters() into values(); does nothing where they are the same tensor.
   void RoundMasters();
 
-  // Bytes that this rank keeps: values, gradients, and AdamW's two moments and masters, unless the
-  // masters are the values. optimizer_on_host counts the host's memory, the others the device's.
+  // Bytes that this rank keeps: values, gradients, and AdamW's moments and masters (if masters are
+  // not the values). On the host: optimizer_on_host. In device memory: the others.
   struct KeptBytes {
     int64_t values = 0, gradients = 0, optimizer = 0;
     int64_t optimizer_on_host = 0;

@@ -23,8 +23,8 @@ struct RopeScaling {
   double factor = 1;          // how much longer texts are; at least 1
   int64_t first_context = 0;  // llama3, yarn: tokens of a text before they became longer
 
-  // llama3: a channel that turns at most `low` times in first_context tokens is divided by the
-  // factor, one that turns at least `high` times is kept; in between, a mean of both.
+  // llama3: a channel of at most `low` turns in first_context tokens is divided by the factor. A
+  // channel of at least `high` turns is kept. In between it is a mean of both.
   double low = 1;
   double high = 4;
 

@@ -52,10 +52,9 @@ class TensorParallel {
 
   // ---- Parameters.
 
-  // A matrix sharded by rows (axis 0) or columns (axis 1), which are groups of heads or channels,
-  // one group behind the other: group i has blocks[i] heads (or channels) of `unit` rows each. Each
-  // group is sharded equally; where it has fewer heads than there are ranks, neighboring ranks
-  // replicate one.
+  // A matrix sharded by rows (axis 0) or columns (axis 1), which are consecutive groups of heads or
+  // channels. Group i has blocks[i] heads (or channels) of `unit` rows each. Each group is sharded
+  // equally. If it has fewer heads than there are ranks, neighboring ranks replicate one.
   ParameterSharding Sharded(int axis, const std::vector<int64_t>& blocks, int64_t unit) const;
   // A parameter that every rank has: in the layers, or outside them.
   ParameterSharding ReplicatedInLayers() const;

@@ -109,9 +109,8 @@ class Transformer {
   // communicator's error for a failed transfer.
   absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
-  // Multiply-add FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (the
-  // parameters of GEMMs) + 12 layers (channels of all heads) seqlen, and with half of the attention
-  // term.
+  // FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (parameters of GEMMs)
+  // + 12 layers (channels of all heads) seqlen. The second number has half of the attention term.
   struct FlopsPerToken {
     double full = 0;    // 6N + 12 L d S
     double causal = 0;  // 6N + 6 L d S

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares the forward in fp8 (e4m3) on Hopper with the forward in bfloat16.
 
-    fp8_attention.py LIBRARY errors [FILE.json]   errors of out, and of the gradients that follow from it
-    fp8_attention.py LIBRARY bench [FILE.json]    TFLOP/s, and the ratio to bfloat16, ours and cuDNN's, same run
+    fp8_attention.py LIBRARY errors [FILE.json]   errors of out, and of its gradients
+    fp8_attention.py LIBRARY bench [FILE.json]    TFLOP/s to bfloat16's, ours and cuDNN's, same run
 
 Errors are root mean squares of the difference from float64, relative to the truth's root mean square. Ours are
 compared with two ways to round to fp8 in a float64 computation: one scale for a whole tensor, and one for every 128

@@ -4,8 +4,8 @@
 // over NCCL.
 //
 // GB/s of a transfer counts the bytes that a rank sends. GB/s of an all-reduce over G ranks counts
-// 2(G-1)/G of the tensor's bytes, the least that a rank must send. us is the host's time in a Post
-// and a Wait.
+// 2(G-1)/G of the tensor's bytes, the least that a rank must send. The column us is the host's time
+// in a Post and a Wait.
 #include <cuda_runtime.h>
 #include <nccl.h>
 

@@ -145,8 +145,8 @@ def visible_pairs(q, k, ranges):
 #
 # Operands of matmuls have 16 bits. P and dS are rounded before their second matmul, and out, dQ, dK and dV
 # at the end. Each rounding is a factor within 1 +- U. In float16, whose smallest numbers are few, it also
-# adds up to SMALL. Matmuls accumulate in fp32. An element of S, of dP or of the gradients is off by at most
-# FP32 times the sum of its terms' absolute values (up to 256 terms, truncated to 24 bits). The error of S
+# adds up to SMALL. Matmuls accumulate in fp32. An element of S, dP or the gradients sums at most 256 terms,
+# truncated to 24 bits. Its error is at most FP32 times the sum of their magnitudes. The error of S
 # makes P off by a factor within 1 +- EXPONENT (|S| stays under 2^8). Delta is taken from the rounded out.
 # Hence
 #

@@ -463,8 +463,8 @@ def processes():
 def fp8_errors():
     """Relative root mean square errors of the forward in fp8 against float64, D=128.
 
-    "One scale" is plain rounding to 8 bits with the rest in float64. dq, dk and dv are the errors of a 16-bit
-    backward after the 8-bit forward."""
+    "One scale" is plain rounding to 8 bits with the rest in float64. The gradients dq, dk and dv come from
+    a 16-bit backward after the 8-bit forward."""
     results = load("fp8_attention_h200")["errors"]
     rows = []
     for name, inputs, tokens, mask in (

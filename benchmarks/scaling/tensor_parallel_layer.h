@@ -32,8 +32,8 @@ class AttentionWork {
 
 class TensorParallelLayer : public AttentionWork {
  public:
-  // A rank's inputs. x and dy have all heads, and all tokens (tp) or the tokens of
-  // shard().local_positions() (tp+sp). k and v have all tokens and this rank's KV heads.
+  // A rank's inputs. Tensors x and dy have all heads of all tokens (tp) or of the tokens of
+  // shard().local_positions() (tp+sp). Tensors k and v have all tokens and this rank's KV heads.
   struct Inputs {
     Tensor x, k, v, dy;
   };

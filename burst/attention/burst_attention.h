@@ -146,8 +146,8 @@ class BurstAttention : public SequenceParallelAttention {
   // What all calls of a Forward have in common. largest: null, or of every head.
   FlashForwardParams ForwardParams(const AttentionCall& call, const Tensor& lse,
                                    const Tensor& largest) const;
-  // The changes of scores in one call of the kernels, for the queries and the keys of these ranks'
-  // blocks and the heads from `first_head` on.
+  // Returns the changes of scores in one call of the kernels: for queries and keys of these ranks'
+  // blocks, and heads from `first_head` on.
   ScoreChanges ScoresOf(const AttentionCall& call, int queries, int keys, int64_t first_head) const;
   // The calls of the kernels in one step of the ring.
   void BackwardOfStep(const AttentionCall& call, const PlannedStep& step, const KernelMask& mask,

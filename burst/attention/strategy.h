@@ -41,9 +41,9 @@ inline bool HasRing(Strategy strategy) {
 // and attention takes its heads of all of them, schedule.shard().group_length() tokens. Outside of
 // the layers a rank has its local_positions() only.
 //
-// InvalidArgument for bad options, and for a group size that does not divide the number of ranks.
-// Also for several ranks with kSingle, a direction of the backward that the strategy does not have,
-// ranks_per_node without a ring, and a group of tensor parallelism with another strategy.
+// InvalidArgument for bad options, and if a group size does not divide the number of ranks. kSingle
+// must have one rank. A strategy must have the backward's direction, a ring for ranks_per_node, and
+// serve a group of tensor parallelism if there is one.
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm,
     const RankGroup& tensor = {});

@@ -3,9 +3,9 @@
 //
 // Source: DeepSpeed Ulysses (Jacobs et al., arXiv 2309.14509). With one group of all ranks, a
 // kernel sees the whole sequence, and the all-to-alls are all that is sent. Smaller groups are the
-// hybrid USP (Fang and Zhao, arXiv 2405.07719): the ranks of the same group_rank in all groups form
-// a ring, and BurstAttention runs over it. A group is neighboring ranks, where the links are
-// fastest: rank = ring_rank * size + group_rank.
+// hybrid USP (Fang and Zhao, arXiv 2405.07719). Ranks with the same group_rank form a ring, over
+// which BurstAttention runs. A group is neighboring ranks, where the links are fastest: rank =
+// ring_rank * size + group_rank.
 //
 // Bytes that a rank sends to the other ranks of its group of U: (U-1)/U of
 //

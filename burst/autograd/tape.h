@@ -61,8 +61,8 @@ class Variable {
   // zeroed at the first call. Only when requires_grad().
   const Tensor& MutableGrad() const;
 
-  // The buffer of MutableGrad for backwards that can also overwrite it. *add is false for the first
-  // contribution to a parameter since ZeroGrad: the buffer's values are undefined then.
+  // Returns the buffer of MutableGrad, for backwards that can also overwrite it. If *add is false,
+  // this is a parameter's first contribution since ZeroGrad, and the buffer's values are undefined.
   const Tensor& GradToWrite(bool* add) const;
 
   // Sets a parameter's gradient to zero. The memory is written later, by the first contribution or

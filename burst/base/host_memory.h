@@ -7,8 +7,8 @@
 
 namespace burst {
 
-// Returns the bytes that this process can still allocate: the system's free memory, within the
-// limits of its control groups (a container, a batch job) and of ulimit -v. The page cache counts
+// Returns the bytes that this process can still allocate. It is the system's free memory, within
+// the limits of its control groups (container, batch job) and of ulimit -v. The page cache counts
 // as free. A limit that no file states counts as unlimited. `root`: where proc and sys are.
 int64_t FreeHostMemory(const std::string& root = "/");
 

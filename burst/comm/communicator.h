@@ -9,8 +9,8 @@
 // Sender and receiver use the same kind of memory. GPU memory is ordered by the calling thread's
 // stream. A Post sends and receives once all earlier queued work is done, and work queued after a
 // Wait starts after the messages. With gpu/ neither call waits for a GPU, but a Wait may block the
-// host until the other ranks have posted. Where NCCL carries messages, the Posts of one channel run
-// one after the other: two ranks must not both send in one Post and receive in the next.
+// host until the other ranks have posted. Where NCCL carries messages, the Posts of a channel run
+// one by one. Two ranks must not both send in one Post and receive in the next.
 //
 // Every rank calls the collectives in the same order. A communicator belongs to one thread and is
 // not synchronized. Errors: Unavailable if the transport failed or another rank gave up;

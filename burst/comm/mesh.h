@@ -6,8 +6,8 @@
 //
 //   rank = ((data_rank * stages + stage) * sequence + sequence_rank) * tensor + tensor_rank
 //
-// Gradients are reduced over the ranks of a stage, in all data-parallel groups; those of weights
-// that a tensor group shares, over the ranks with the same tensor_rank.
+// Gradients are reduced over the ranks of a stage, in all data-parallel groups. For weights that a
+// tensor group shares, only ranks with the same tensor_rank take part.
 #pragma once
 
 #include <memory>

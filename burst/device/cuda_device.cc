@@ -99,9 +99,9 @@ void ReleaseContext(Context* context) {
   contexts.idle.push_back(context);
 }
 
-// Page-locked memory for uploads: host memory is copied here first, so that the host does not wait
-// for the work that is queued on the GPU. The two halves are filled in turn; before a half is
-// filled again, the host waits until its previous contents have been sent. One per context.
+// Page-locked memory for uploads. Host memory is copied here first, so that the host does not wait
+// for the work queued on the GPU. The two halves are filled in turn. Before a half is filled again,
+// the host waits until its previous contents have been sent. One per context.
 class Staging {
  public:
   static constexpr size_t kBytes = size_t{8} << 20;  // bytes of a half, and of the longest upload

@@ -22,8 +22,8 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr bool kPooled = BURST_MEMORY_POOL;
 
-// Sizes are rounded up to one of eight steps per power of two (at most 12.5 % waste), so that
-// blocks of nearly equal size can serve each other.
+// Rounds sizes up to one of eight steps per power of two (at most 12.5 % waste). So blocks of
+// nearly equal size can serve each other.
 size_t RoundUp(size_t bytes) {
   if (!kPooled) return bytes == 0 ? 1 : bytes;
   size_t step = kAlignment;

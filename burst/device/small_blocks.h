@@ -1,5 +1,5 @@
-// Keeps small blocks of another program's allocator when they are freed, because a call of that
-// allocator may take longer than the launch of the kernel that uses the memory.
+// Keeps small blocks of another program's allocator when they are freed. A call of that allocator
+// may take longer than the launch of the kernel that uses the memory.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace burst {
 
 // A cache in front of `source`, which must outlive it. A freed block of at most kLargest bytes
-// serves the next allocation that rounds up to the same power of two; larger blocks go back at
+// serves the next allocation that rounds up to the same power of two. Larger blocks go back at
 // once. All threads that share it must order their work, because a block may be given out while a
 // GPU still uses it for earlier work.
 class SmallBlocks : public MemorySource {

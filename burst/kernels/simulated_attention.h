@@ -1,5 +1,5 @@
 // Attention on a simulated GPU (burst/device/simulated_gpu.h): the scratch memory of the GPU's
-// kernels (gpu/calls.cc), and the time of the pairs of query and key that are visible.
+// kernels (gpu/calls.cc), and the time of the visible pairs.
 #pragma once
 
 #include "burst/kernels/flash_attention.h"

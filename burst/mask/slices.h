@@ -45,9 +45,9 @@ std::vector<MaskSlice> TreeSlices(int32_t prompt, const std::vector<int32_t>& an
 std::vector<MaskSlice> WindowWithGlobalTokens(int32_t seqlen, int32_t window,
                                               const std::vector<int32_t>& global, bool causal);
 
-// Sparse blocks of `size` x `size` tokens, as BigBird's (Zaheer et al., arXiv 2007.14062).
-// key_blocks[i] are the numbers, from 0, of the blocks that the queries of block i see. With
-// `causal`, a query sees only the keys up to itself in its own block.
+// Returns the mask of sparse blocks of `size` x `size` tokens, like BigBird's (Zaheer et al., arXiv
+// 2007.14062). The queries of block i see the blocks key_blocks[i], numbered from 0. With `causal`,
+// a query sees only the keys up to itself in its own block.
 std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
                                    const std::vector<std::vector<int32_t>>& key_blocks,
                                    bool causal);
@@ -56,8 +56,8 @@ std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
 // sequence, and for no rows.
 absl::Status CheckSlices(int64_t q_len, const MaskSlices& slices);
 
-// Mask::Between. O(slices * log keys + intervals * parts), where slices without diagonals count
-// once for a block of queries or a run that they begin or end, others once for each query.
+// Computes Mask::Between in O(slices * log keys + intervals * parts). A slice without a diagonal
+// counts once for a block of queries or a run that it begins or ends, others once a query.
 BlockMask SlicesBetween(const MaskSlices& slices, const std::vector<int32_t>& q_positions,
                         const std::vector<int32_t>& k_positions, int64_t block);
 

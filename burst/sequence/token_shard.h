@@ -32,7 +32,7 @@ std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int
 int64_t LocalLength(Layout layout, int64_t seqlen, int rank, int world_size);
 
 // Neighboring ranks that exchange tokens among themselves (Ulysses, tensor parallelism) and act
-// toward all others as one: rank index * size + group_rank of all ranks belongs to group `index`.
+// toward all others as one. Rank index * size + group_rank belongs to group `index`.
 struct RankGroup {
   int size = 1;
   int group_rank = 0;  // this rank's number, in [0, size)

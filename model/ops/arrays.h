@@ -27,8 +27,8 @@ template <typename T>
 using Tile = Eigen::Array<T, Eigen::Dynamic, 1, 0, kTile, 1>;
 
 // Calls body(begin, size) on tiles of kTile elements of [0, n), the last one shorter, in parallel.
-// Exponentials of the vectorized part of a loop and of its remainder differ in the last bit, so the
-// tiles are the same for any number of threads.
+// The tiles are the same for any number of threads, because exponentials differ in the last bit
+// between a loop's vectors and its remainder.
 template <typename Body>
 void ForEachTile(int64_t n, Body body) {
   ParallelFor((n + kTile - 1) / kTile, 16, [&](int64_t first, int64_t last) {

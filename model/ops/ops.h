@@ -53,8 +53,8 @@ enum class LinearPrecision {
 // in = heads head_dim). weight: [out, in]. bias: [out] or undefined. residual (may be undefined),
 // y: [..., out]. The GEMM itself adds the residual: it starts from it instead of from zero.
 //
-// `dx_done`, unless null, is called in the backward when dx is complete and before x is read for
-// dweight: the caller may send dx from there, and put x back (Variable::SetValue).
+// The backward calls `dx_done`, unless null, when dx is complete and before it reads x for dweight.
+// The caller may send dx from there, and put x back (Variable::SetValue).
 //
 // With ResultUse::kUnread y has no memory and is not computed; its gradient flows as usual.
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias = {},
@@ -196,7 +196,7 @@ Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site,
                  const Variable& residual = {});
 
 // ---- The LM head and its loss in one op: softmax cross-entropy of x W^T without ever holding all
-// logits (as Liger Kernel, arXiv 2410.10989, and cut cross-entropy, arXiv 2411.09009, do on GPUs).
+// logits, like Liger Kernel (arXiv 2410.10989) and cut cross-entropy (arXiv 2411.09009).
 
 // scale * sum over tokens with a target of -log softmax(x W^T)[target]: a scalar, float32 where x
 // is bfloat16.

@@ -125,8 +125,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
     Args:
         q (Tensor): [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim].
             In 16 bits a head_dim is padded with zeros to a multiple of 8. The rank's tokens are those that `layout` gives it (burst.shard, burst.positions), in order.
-        k, v (Tensor): like q with kv_heads heads, which divide heads. v may have a smaller head_dim (128
-            with 192, as in multi-head latent attention); it is padded with zeros, and out has v's.
+        k, v (Tensor): like q with kv_heads heads, which divide heads. A smaller head_dim of v (128 with 192,
+            as in multi-head latent attention) is padded with zeros, and out has it.
         causal (bool): a token sees itself and earlier tokens.
         softmax_scale (float): default: 1 / sqrt(head_dim). It gets no gradient.
         window (int): a token sees tokens less than `window` positions away. 0: no limit.
@@ -152,10 +152,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
             sinks of gpt-oss). Their gradient is this rank's part: sum it over the group.
         seqlen (int): the length of the whole sequence, and a promise that the ranks pass equal arguments.
             They compare them in the first such call only, which saves a round of messages a call.
-        spans (list of pairs, or one list for each row): positions (begin, end) in the whole sequence whose
-            tokens see one another, whatever `causal` and `window` say. Examples: an image in a text, the
+        spans (list of pairs, or one list for each row): positions (begin, end) in the whole sequence. Tokens of
+            a span see one another, whatever `causal` and `window` say. Examples: an image in a text, the
             prompt of a prefix-LM. Each span is within a document.
-        slices (list of tuples, or one list for each row): with causal=False, a mask of any shape as the
+        slices (list of tuples, or one list for each row): a mask of any shape, with causal=False. It is the
             union of slices (q_begin, q_end, k_begin, k_end, kind). The queries from q_begin to q_end see
             the keys from k_begin to k_end. With "full" they see all of them. With "causal" the last query
             sees all keys, and each query before it one fewer. With "inverse_causal" the first query sees

@@ -7,8 +7,8 @@ from collections import OrderedDict
 class Bounded:
     """A cache whose entries weigh at most `limit` together, or which has at most `least` entries.
 
-    Where weights are bytes, they are estimates. The order in which entries go depends on the calls of
-    get and put alone, so that ranks which make the same calls drop the same entries."""
+    Where weights are bytes, they are estimates. The calls of get and put alone decide which entries go, so
+    ranks which make the same calls drop the same entries."""
 
     def __init__(self, limit, least=1):
         self._limit, self._least, self._total = limit, least, 0

@@ -1,6 +1,6 @@
 """Masks as intervals of keys, and as attention()'s arguments: documents and a window, or slices.
 
-`low` and `high` are int64 tensors [rows, n] on the CPU, or [n] of one row: query i sees the keys from
+`low` and `high` are int64 tensors [rows, n] on the CPU, or [n] of one row. Query i sees the keys from
 low[i] to high[i] - 1, and none where low[i] >= high[i]."""
 
 import torch

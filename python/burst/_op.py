@@ -1,8 +1,8 @@
 """The custom operators burst::forward and burst::backward (torch >= 2.4), for torch.compile, torch.export and
 for selective activation checkpointing, which see operators only.
 
-Their arguments are what a graph may keep: tensors, which are read when it runs, and one text, from which
-any process can make the Call and find the group (arguments_text)."""
+Their arguments are what a graph may keep: tensors, which are read when it runs, and one text. From the text
+(arguments_text), any process can make the Call and find the group."""
 
 import json
 import operator

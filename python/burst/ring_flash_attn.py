@@ -13,8 +13,8 @@ window_size (pair of int): flash_attn's (left, right), -1 for no limit.
 group (ProcessGroup or DeviceMesh): None: all ranks.
 return_attn_probs (bool): return (out, lse, None) instead of out.
 
-For the other arguments and the errors, see burst.attention. llama3_flash_attn_varlen_func and the adapters are
-not here; burst.attention with documents and burst.register do what they are for.
+For the other arguments and the errors, see burst.attention. Use burst.attention with documents instead of
+llama3_flash_attn_varlen_func, and burst.register instead of the adapters.
 """
 
 from typing import Callable, Optional, Tuple, Union

@@ -1,6 +1,6 @@
 // Tests messages of GPU memory between ranks that are threads. It uses the GPU communicator, where
-// each rank owns a GPU, and the thread communicator, which needs only one GPU. --ranks=N tests up
-// to N ranks with their own GPU (default 2).
+// each rank owns a GPU, and the thread communicator, which needs only one GPU. The option --ranks=N
+// tests up to N ranks with their own GPU (default 2).
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -2,8 +2,8 @@
 """Runs the commands of the pages, with a tiny model and few steps.
 
 Every command of a block of shell is run or is in NOT_RUN with the reason. The commands of a page run in order, in a
-folder that has the files which pages name: my.txt, DIR, runs/NAME and others. tests/faults/launcher.sh replaces
-torchrun; it starts processes as torchrun does. A command fails if its exit code is not 0. If its remark is
+folder that has the files which pages name: my.txt, DIR, runs/NAME and others. Instead of torchrun,
+tests/faults/launcher.sh starts processes. A command fails if its exit code is not 0. If its remark is
 "# error: TEXT", the exit code must be 2, and the output must have TEXT.
 """
 

@@ -85,8 +85,8 @@ TEST_F(Launchers, MpirunPassesSignalsOn) {
   }
 }
 
-// launcher.sh acts as torchrun and srun do: it sends SIGTERM, and SIGKILL some time later. srun
-// also passes on the signal that --signal asks for before the time limit.
+// launcher.sh acts as torchrun and srun do: it sends SIGTERM, and SIGKILL some time later. As srun,
+// it also sends the signal that --signal asks for before the time limit.
 TEST_F(Launchers, TorchrunAndSrunGrantSomeSeconds) {
   MakeStraight(Plus(fast_, threads_));
   const struct {

@@ -1,6 +1,6 @@
-// places_test [--ranks=N] [--device=cuda]: kills or stops one of several processes of a run, or
-// asks it to stop, at every place of its work: start, step, evaluation, save and exit. The others
-// name it and end. No save is lost, and the run continues with the bits of an undisturbed one. With
+// places_test [--ranks=N] [--device=cuda]: kills or stops one of several processes, or asks it to
+// stop, at every place of a run. Places are start, step, evaluation, save and exit. The others name
+// it and end. No save is lost, and the run continues with the bits of an undisturbed one. With
 // --device=cuda each process has a GPU, whose work is some steps behind it.
 #include "tests/faults/places.h"
 

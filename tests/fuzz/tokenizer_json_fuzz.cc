@@ -1,7 +1,7 @@
 // Reads files of tokenizers: a tokenizer.json (up to the first zero byte) and a text (the rest), or
-// GPT-2's two files, where the first one ends with a tab. A loaded tokenizer's JSON gives the same
-// tokenizer. Its tokens are in its vocabulary and decode to the text. Pieces of the text give the
-// tokens of the whole. Every other file is InvalidArgument.
+// GPT-2's two files, separated by a tab. A loaded tokenizer's JSON gives the same tokenizer. Its
+// tokens are in its vocabulary and decode to the text. Pieces of the text give the tokens of the
+// whole. Every other file is InvalidArgument.
 #include <algorithm>
 #include <string>
 #include <vector>

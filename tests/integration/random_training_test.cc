@@ -5,7 +5,7 @@
 //   random_training_test [--first=0] [--count=200] [--steps=3]
 //
 // Configuration number n is a function of n alone, so a failure is repeated with --first=n
-// --count=1. On GPUs (random_training_cuda_test) there are up to as many ranks as GPUs.
+// --count=1. On GPUs (random_training_cuda_test) there are up to as many ranks as GPUs. There,
 // tests/gpu/stress.sh starts the program anew for every few configurations, which also tests the
 // first use of the GPUs.
 #include <gtest/gtest.h>

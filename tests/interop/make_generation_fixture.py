@@ -6,7 +6,7 @@
 
 Each case is a directory with a small Llama model, a tokenizer of tests/train/tokenizers, and the files that say
 which tokens begin a prompt and end a text. The fixture has the prompts' tokens by that tokenizer, and the tokens
-that transformers generates from them greedily, without and with these ends. fixtures.py makes the weights.
+that transformers generates greedily, without and with these ends. The weights come from fixtures.py.
 """
 
 import json

@@ -22,8 +22,8 @@ namespace {
 constexpr DeviceType kCuda = DeviceType::kCuda;
 constexpr DType kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16, kFloat = DType::kFloat32;
 
-// The kernels and the dtype in which they are tested: the device's choice, the kernels for any
-// tensor cores, and the kernels for few queries, which have no backward.
+// The tested kernels and dtype: the device's choice, the kernels for any tensor cores, and the
+// kernels for few queries, which have no backward.
 struct Kernels {
   const char* name;
   const AttentionKernels& (*get)();

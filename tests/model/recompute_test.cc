@@ -342,9 +342,9 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   const Memory none = measure({}), full = measure({Recompute::kFull});
   const Memory selective = measure({Recompute::kSelective});
 
-  // The channels that one layer's forward stores for each token. They are both normalizations with
-  // 1 / rms, the projected heads before and after RoPE, out and lse, the residual stream after
-  // either branch, gate and up, and the result of SwiGLU.
+  // The channels that one layer's forward stores for each token: normalizations with 1 / rms,
+  // projected heads before and after RoPE, out and lse. Then come the residual stream after either
+  // branch, gate and up, and the result of SwiGLU.
   const int64_t w = config.width, qkv = w + 2 * config.kv_heads * config.WithDefaults().head_dim;
   const int64_t all = 2 * (w + 1) + 2 * qkv + (w + config.heads) + 2 * w + 3 * config.ffn;
   const int64_t stream = w, result = w + config.heads;

@@ -49,11 +49,11 @@ struct NamedLeaf {
 // Makes the outputs from the leaves, on the tape; called many times with changed leaves.
 using Forward = std::function<std::vector<Variable>(Tape&)>;
 
-// Checks the gradients of L = sum over the outputs y of sum(c y), for random fixed c, by every
-// element of every leaf, or by `samples` random elements of a leaf that has more (0: all). The
-// error counts relative to |derivative| + the root mean square of the leaf's derivatives, since
-// some gradients are zero (a softmax does not depend on its keys' bias). The rounding of the
-// differences, 10 eps |L| / h, does not count.
+// Checks the gradients of L = sum over the outputs y of sum(c y), for random fixed c. It checks
+// every element of every leaf, or `samples` random elements of a larger leaf (0: all). The error is
+// relative to |derivative| + the root mean square of the leaf's derivatives. Some gradients are
+// zero: a softmax does not depend on its keys' bias. The rounding of the differences, 10 eps |L| /
+// h, does not count.
 inline void CheckGradients(const std::vector<NamedLeaf>& leaves, const Forward& forward,
                            int64_t samples = 0, double tolerance = kGradientTolerance,
                            double h = 1e-3) {

@@ -30,8 +30,8 @@ struct Piece {
 // The tokens of a piece, computed without knowing where the pieces before it ended.
 struct Result {
   EncodedPiece encoded;
-  // begin is where the piece's tokens were taken to begin, in bytes of normalized text from its
-  // first cut (-1: unknown). end is where they end, counted from its last cut.
+  // Where the piece's tokens begin, in bytes of normalized text from its first cut (-1: unknown),
+  // and where they end, counted from its last cut.
   int64_t begin = -1, end = 0;
 };
 

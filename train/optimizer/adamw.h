@@ -71,8 +71,8 @@ class AdamW {
   std::unique_ptr<StateStream> stream_;  // null: everything is on the device
 };
 
-// norm, [1] float64 on the tensor's device, becomes its Euclidean norm: summed in double and in a
-// fixed order, the same bits for any number of threads and in every run. On a GPU queued, not
+// Sets norm, [1] float64 on the tensor's device, to its Euclidean norm. It is summed in double,
+// with the same bits for any number of threads and in every run. On a GPU it is queued and not
 // waited for.
 void L2Norm(const Tensor& tensor, const Tensor& norm);
 

@@ -4,9 +4,8 @@
 // stage k % stages, as its chunk k / stages (PipelinePart). A micro-batch passes all runs forward
 // and then all of them backward. With one chunk the order is 1F1B (Narayanan et al., PipeDream,
 // 2019). A stage first makes as many forward passes as there are stages after it, then one forward
-// and one backward in turns. With several chunks it is the interleaved schedule of Narayanan et
-// al., arXiv 2104.04473, section 2.2, which takes micro-batches in groups of as many as there are
-// stages.
+// and one backward in turns. With several chunks it is the interleaved schedule (Narayanan et al.,
+// arXiv 2104.04473, section 2.2). It takes micro-batches in groups of as many as there are stages.
 #pragma once
 
 #include <vector>

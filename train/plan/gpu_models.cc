@@ -10,11 +10,11 @@ namespace {
 
 constexpr double kGiB = double{1 << 30};
 
-// The rates are measured with this project's own benchmarks (benchmarks/results): a 1B model's
-// products (dense_h200.json), attention with head_dim 128 (attention_h200.json), kernels that only
-// move memory (ops_h200.json), and the ring's messages (scaling_2_h200.json). The network is from a
-// data sheet, 400 Gbit/s a GPU, and so is the host's link, PCIe 5 x 16. The memory is what CUDA
-// leaves to a program.
+// Rates are measured with the benchmarks of this project (benchmarks/results): products of a 1B
+// model (dense_h200.json), attention with head_dim 128 (attention_h200.json), memory-bound kernels
+// (ops_h200.json), messages of a ring (scaling_2_h200.json). The network is from a data sheet, 400
+// Gbit/s a GPU, and so is the host's link, PCIe 5 x 16. The memory is what CUDA leaves to a
+// program.
 GpuModel H200() {
   GpuModel gpu;
   gpu.name = "H200";

@@ -2,9 +2,9 @@
 // (train/checkpoint/kept_checkpoints.h lists them, and says what a killed run leaves).
 //
 // Only rank 0's process writes to it. It locks the folder's file .lock before it reads the
-// checkpoint or makes the first file, and until it ends. Every file but metrics.jsonl is replaced
-// in one piece. metrics.jsonl grows by whole lines, and on the disk has a row for every step up to
-// the newest checkpoint's.
+// checkpoint or makes the first file, and until it ends. It replaces every file but metrics.jsonl
+// in one piece. To metrics.jsonl it adds whole lines. On the disk there is a row for every step up
+// to the newest checkpoint's.
 #pragma once
 
 #include <functional>

@@ -78,9 +78,8 @@ struct RingRound {
   // last round.
   PerLink<RingTransfer> block;
   // Transfers of gradients that begin when the round is done. Sends the gradient of the round's
-  // block, with this rank's part added. Receives the gradient of a later round's block, or of this
-  // rank's own block, by the end of the next round (kIntra) or of the next node's last round
-  // (kInter).
+  // block, with this rank's part added. Receives the gradient of a later round's block, or of its
+  // own. It comes by the end of the next round (kIntra) or of the next node's last round (kInter).
   PerLink<RingTransfer> gradient;
 };
 

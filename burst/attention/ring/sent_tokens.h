@@ -1,6 +1,5 @@
-// Which tokens of a rank's block a ring sends. Under a window or with packed documents other ranks
-// need few of them: a document that is on one rank never leaves it, and of a window only the edge
-// does.
+// Which tokens of a rank's block a ring sends. Under a window or with packed documents, other ranks
+// need few of them. A document on one rank never leaves it, and only the edge of a window does.
 #pragma once
 
 #include <cstdint>

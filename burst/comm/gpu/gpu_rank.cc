@@ -132,10 +132,10 @@ absl::Status GpuCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
   return copies_ == nullptr ? ConnectRing() : absl::OkStatus();
 }
 
-// Connects each rank by first messages to the peers that a ring uses: both neighbors, and the rank
-// on the opposite side, for the return transfer of gradients (burst/attention/ring/route.h). NCCL
-// connects other peers when a message first uses them; that Post waits until the peer posts too. So
-// does the first reduction.
+// Connects each rank by first messages to the peers that a ring uses: both neighbors, and the
+// opposite rank for the return of gradients (burst/attention/ring/route.h). NCCL connects other
+// peers when a message first uses them; that Post waits until the peer posts too. So does the first
+// reduction.
 absl::Status GpuCommunicator::ConnectRing() {
   const int size = world_size();
   const std::set<int> distances = {1, size - 1, size / 2};

@@ -1,6 +1,6 @@
 // Finds NCCL's functions when the first of them is called: in the NCCL that the process has loaded,
-// or else in libnccl.so.2. A library (burst/c) links this file instead of NCCL, because it must
-// share NCCL with the program around it, and must work without NCCL on one GPU.
+// or else in libnccl.so.2. A library (burst/c) links this file instead of NCCL. It must share NCCL
+// with the program around it, and work without NCCL on one GPU.
 #include <dlfcn.h>
 #include <nccl.h>
 

@@ -26,8 +26,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFarewell{1000};  // the longest time for the last messages
 constexpr size_t kBufferBytes = 64 << 10;
-// The most bytes that keeping a message costs in addition to its own: an entry of a map, an entry
-// of a list, and the allocator's overhead for all three.
+// The most bytes that a kept message costs in addition to its own: entries of a map and of a list,
+// and the allocator's overhead for all three.
 constexpr uint64_t kUnexpectedOverhead = 320;
 
 double Seconds(steady_clock::duration time) {

@@ -1,5 +1,5 @@
-// The connections of a process with all ranks of the job, which all of its groups share: frames
-// (frame.h) out and in, heartbeats, and how a lost rank is noticed.
+// The connections of a process with all ranks of the job, shared by all of its groups. They carry
+// frames (frame.h) and heartbeats, and notice lost ranks.
 //
 // One thread serves them and sends and receives while the rank computes. A long message goes from
 // the sender's buffer to the socket and from the socket into the receiver's buffer, without a copy

@@ -34,8 +34,8 @@ class Socket {
 
   bool IsClosed() const;  // by the other end
 
-  // For a listening socket. Accept: the next connection that is there; NotFound if there is none,
-  // ResourceExhausted if this process can open no more files. port(): the one it listens on.
+  // For a listening socket. Accept returns the next connection, NotFound if there is none,
+  // ResourceExhausted if the process cannot open more files. The socket listens on port().
   absl::StatusOr<Socket> Accept() const;
   int port() const;
   // Numeric addresses of both ends.

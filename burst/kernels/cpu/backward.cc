@@ -86,9 +86,8 @@ class BackwardTask {
   }
 
   // Adds the gradients of query head h, of the queries of a chunk and the keys of `spans`, to dQ,
-  // dK and dV. The function before_dkv(span) is called before the first addition to dK and dV of a
-  // span, before_dq(span) before the first addition to the chunk's dQ, and done(span) after the
-  // last addition.
+  // dK and dV. Calls before_dkv(span) before the first addition to dK and dV of a span. Calls
+  // before_dq(span) before the first addition to the chunk's dQ, and done(span) after the last one.
   template <typename BeforeDkv, typename BeforeDq, typename Done>
   void RunChunk(int64_t b, int64_t h, Range chunk, Range spans, BeforeDkv before_dkv,
                 BeforeDq before_dq, Done done) const {
@@ -287,9 +286,8 @@ ChunkOf ChunkOfStep(const FlashAttentionShape& shape, int64_t kv_head, int64_t s
 }
 
 // KV heads that several threads share. A free thread takes the next span of the next chunk and
-// computes. It waits before it adds to dK and dV until the chunks before have added theirs, and
-// before it adds to dQ until the spans before have. A thread waits only for work that was taken
-// earlier, which is rare.
+// computes. Before it adds to dK and dV, it waits for the chunks before. Before it adds to dQ, it
+// waits for the spans before. A thread waits only for work taken earlier, which is rare.
 template <typename T>
 class SharedHeads {
  public:

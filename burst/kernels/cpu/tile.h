@@ -20,8 +20,8 @@ namespace cpu {
 inline constexpr double kLog2E = 1.4426950408889634;
 inline constexpr double kLn2 = 0.6931471805599453;
 
-// The distance of a tile's rows of n elements: an odd number of cache lines, so that a column of a
-// tile spreads over all sets of the first-level cache.
+// Returns the distance of a tile's rows of n elements: an odd number of cache lines. So a column of
+// a tile spreads over all sets of the first-level cache.
 template <typename T>
 constexpr int64_t TileStride(int64_t n) {
   constexpr int64_t kLine = 64 / sizeof(T);

@@ -45,14 +45,14 @@ struct ParameterGrad {
 };
 inline KernelWork WorkOf(const ParameterGrad& grad) { return burst::WorkOf(grad.sum); }
 
-// --- Normalization. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the
-// accumulator type. dx = (`before`, unless null) + the gradient through the normalization.
-// So one pass over memory adds the branch to the gradient of the residual stream. dx_amax, unless
-// null, becomes the largest magnitude of dx, which is bfloat16 then: [1] float32.
+// --- Normalization. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the accumulator type. dx =
+// (`before`, unless null) + the gradient through the normalization. So one pass over memory adds
+// the branch to the residual stream's gradient. Unless null, dx_amax, [1] float32, becomes the
+// largest magnitude of dx, which is bfloat16 then.
 
-// A forward whose y is float8 (e4m3) rounds y / scale, and sets `scale`, [1] float32, to the
-// smallest power of two that fits the bound sqrt(width) max |weight| + max |bias| of y. So the
-// scale does not depend on x. For other dtypes `scale` is null.
+// A forward whose y is float8 (e4m3) rounds y / scale, and sets `scale`, [1] float32. It is the
+// smallest power of two that fits sqrt(width) max |weight| + max |bias|, a bound of y. So the scale
+// does not depend on x. For other dtypes `scale` is null.
 void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                     const Tensor& scale, const Tensor& rstd);
 void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,

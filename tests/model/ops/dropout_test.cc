@@ -1,5 +1,5 @@
-// Dropout on the CPU and, compiled once more, on a GPU: gradients against finite differences, how
-// many elements are dropped, and that a mask belongs to a global position.
+// Tests dropout on the CPU and, compiled once more, on a GPU: gradients by finite differences, how
+// many elements are dropped, and masks by global position.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,6 @@
 // Tests every op without GEMMs on the CPU and, compiled once more, on a GPU. Values are compared
-// with a naive loop in double, gradients with finite differences, and float with double.
-// dense_ops_test.cc has the ops with GEMMs, and ops_bf16_test.cc has bfloat16.
+// with a naive loop in double, gradients with finite differences, and float with double. See
+// dense_ops_test.cc for the ops with GEMMs, and ops_bf16_test.cc for bfloat16.
 #include "model/ops/ops.h"
 
 #include <gtest/gtest.h>

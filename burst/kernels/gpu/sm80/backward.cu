@@ -8,8 +8,8 @@
 // dK and dV stay in registers and need no addition across blocks. P and dS go through shared
 // memory, because the warps divide each matmul in another way. dQ is added atomically in global
 // memory, in float32. In a deterministic call, blocks add to a query tile in the order of their
-// keys, by a counter. All blocks begin with the last tile, so they wait only at the start.
-// for each other at the start only, and always for blocks of smaller index.
+// keys, by a counter. All blocks begin with the last tile, so they wait for each other only at the
+// start, and always for blocks of smaller index.
 //
 // Traits::kChanged: scores are changed and weights dropped (burst/kernels/scores.h); dV is
 // multiplied by 1 / (1 - dropout) at the end.

@@ -8,12 +8,12 @@
 //
 // Consumers: two warpgroups of 64 keys each, which keep a part of their V in registers. They
 // exchange dS through shared memory, and divide dQ^T by columns of the head (kHeadDim 96 and 128)
-// or by query rows (64). dQ is computed one step late. So neither consumer waits for the other's
-// dS, and the exponentials of one run in parallel with the matmuls of the other. Producer
-// warpgroup: warp 0 loads K and V once, and Q and dO into a ring (TMA). Warp 1 loads lse, delta and
-// mask ranges of the rows, and finds where and when dQ is added. Warps 2 and 3 add one consumer's
-// dQ tile each to global memory (TMA reduction), in a deterministic call in a fixed order. With
-// lists, and in Ordered variants, they take turns at the tiles of both consumers.
+// or by query rows (64). They compute dQ one step late. So neither waits for the other's dS, and
+// the exponentials of one run in parallel with the matmuls of the other. Producer warpgroup: warp 0
+// loads K and V once, and Q and dO into a ring (TMA). Warp 1 loads lse, delta and mask ranges of
+// the rows, and finds where and when dQ is added. Warps 2 and 3 add one consumer's dQ tile each to
+// global memory (TMA reduction), in a deterministic call in a fixed order. With lists, and in
+// Ordered variants, they take turns at the tiles of both consumers.
 //
 // Compiled once for every variant in variants.h.
 #include "burst/kernels/gpu/sm90/backward.cuh"

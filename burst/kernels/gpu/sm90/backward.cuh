@@ -1,5 +1,5 @@
-// Shared code of the backward kernels: a block's keys, the order of the query tiles it streams,
-// their statistics and masks, and the stores to global memory.
+// Shared code of the backward kernels: a block's keys, the order of its query tiles, their
+// statistics and masks, and the stores to global memory.
 #pragma once
 
 #include <type_traits>

@@ -6,9 +6,9 @@
 // Also, in a fixed order of the additions to dQ, blocks that walk many heads read more at a time
 // than the L2 cache delivers.
 //
-// So several blocks may each take some of the heads. They add their parts to fp32 sums one after
-// the other, in the order of the heads, so that the bits do not depend on timing. The last one
-// rounds. docs/kernels-notebook.md has the measurements.
+// So several blocks may each take some of the heads. They add their parts to fp32 sums in the order
+// of the heads, so the bits do not depend on timing. The last one rounds. docs/kernels-notebook.md
+// has the measurements.
 #pragma once
 
 #include <algorithm>

@@ -1,10 +1,9 @@
 // Warpgroup matmuls: D[64, N] += A[64, K] B[K, N], operands of Element, BFloat16 or Float16, fp32
 // accumulators.
 //
-// Tiles in shared memory. A tile of R rows and C columns is C/64 blocks (rounded up), each
-// R rows of 64 elements (128 bytes) in the 128-byte swizzle the TMA writes: the 16-byte chunk c of
-// row r lies at r * 128 + (c ^ (r % 8)) * 16. Blocks are 1024-byte aligned. An operand reads such a
-// tile
+// Tiles in shared memory. A tile of R rows and C columns is C/64 blocks (rounded up), 1024-byte
+// aligned. A block is R rows of 64 elements (128 bytes) in the 128-byte swizzle of the TMA: the
+// 16-byte chunk c of row r is at r * 128 + (c ^ (r % 8)) * 16. An operand reads such a tile
 //   K-major:  rows are the M (or N) index, columns the K index;
 //   MN-major: rows are the K index, columns the M (or N) index.
 //
