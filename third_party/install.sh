@@ -22,6 +22,8 @@ packages=(
   libsodium-dev          # HMAC and encryption between the processes of a job
   iproute2               # tests: hosts as network namespaces
   libxxhash-dev          # checksums of checkpoints
+  zlib1g-dev             # data: .gz
+  libzstd-dev            # data: .zst
   libgtest-dev           # tests
   libgmock-dev
   libbenchmark-dev       # benchmarks

@@ -27,6 +27,8 @@ _DEBIAN = {
     "sodium": "/usr",
     "utf8proc": "/usr",
     "xxhash": "/usr",
+    "zlib": "/usr",
+    "zstd": "/usr",
 }
 
 # Libraries that are found on the machine, or replaced by empty stand-ins; and the King James Bible, the

@@ -172,6 +172,27 @@ TEST_F(TokenizerCli, APackedModelStopsAtTheEndOfADocument) {
   }
 }
 
+// Lines that are not documents are left out and counted, in train and in tokenize.
+TEST_F(TokenizerCli, BadLinesAreLeftOut) {
+  std::string lines;
+  for (int i = 0; i < 60; ++i) lines += nlohmann::json{{"text", "a line of text"}}.dump() + "\n";
+  Write("docs.jsonl", "{\"text\": null}\n" + lines + "{\"text\"\n");
+  const std::string error = "docs.jsonl: line 1: it has no text with the key 'text'";
+  const std::string left_out = "left out 2 lines that are not documents";
+  const std::vector<std::string> train = {"--data=docs.jsonl", "--steps=1", "--eval_every=0"};
+  ExpectError(Train(train), 1, {"--data", error});
+  ExpectError(Tokenize({"--data=docs.jsonl", "--tokenizer=tiny", "--out=s"}), 1, {"--data", error});
+  std::vector<std::string> skips = train;
+  skips.insert(skips.end(), {"--bad_lines=skip", "--tokenizer=tiny", "--out=run"});
+  for (const Result& result : {Train(skips), Tokenize({"--data=docs.jsonl", "--tokenizer=tiny",
+                                                       "--out=s", "--bad_lines=skip"})}) {
+    ExpectSuccess(result);
+    EXPECT_TRUE(absl::StrContains(result.out, left_out)) << result.out;
+    EXPECT_TRUE(absl::StrContains(result.out, error)) << result.out;
+  }
+  ExpectError(Train(train), 1, {"--data", error});  // the cache has the tokens of the other lines
+}
+
 // Prompts have any length, and the tokenizer has more tokens than the model.
 TEST_F(TokenizerCli, PromptsThatAModelCannotReadAreTold) {
   ExpectSuccess(Train({"--tokenizer=tiny_gpt2", "--steps=2", "--eval_every=0", "--out=run"}));

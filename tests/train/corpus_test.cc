@@ -236,7 +236,7 @@ TEST_F(CorpusTest, LinesOfJsonAreDocuments) {
   const std::string body = Write("body.jsonl", "{\"body\": \"cab\"}\n");
   ExpectError(LoadTrainingData(body, "", std::nullopt, Path("cache")), {"body.jsonl", "'text'"});
   const auto known =
-      LoadTrainingData(body, body, std::nullopt, Path("cache"), &*chars->tokenizer, "body");
+      LoadTrainingData(body, body, std::nullopt, Path("cache"), &*chars->tokenizer, {"body"});
   ASSERT_TRUE(known.ok()) << known.status();
   EXPECT_EQ(All(known->train), (std::vector<int32_t>{3, 1, 2, 5}));
   ExpectError(LoadTrainingData(Write("d.jsonl", "{\"text\": \"da\"}"), "", std::nullopt,

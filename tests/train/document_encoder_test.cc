@@ -1,12 +1,16 @@
 #include "train/data/document_encoder.h"
 
 #include <gtest/gtest.h>
+#include <zlib.h>
+#include <zstd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -20,8 +24,8 @@ namespace {
 struct Encoded {
   std::vector<int32_t> tokens;
   std::vector<int64_t> starts;
-  int files = 0;
   int64_t bytes = 0;
+  SkippedLines skipped;
 };
 
 class DocumentEncoderTest : public testing::TestWithParam<const char*> {
@@ -41,8 +45,8 @@ class DocumentEncoderTest : public testing::TestWithParam<const char*> {
         encoded.starts.push_back(static_cast<int64_t>(encoded.tokens.size()) + start);
       }
       encoded.tokens.insert(encoded.tokens.end(), piece.tokens.begin(), piece.tokens.end());
-      encoded.files += piece.ends_file ? 1 : 0;
       encoded.bytes += piece.bytes;
+      encoded.skipped.Add(piece.skipped);
       return absl::OkStatus();
     };
     const absl::Status status =
@@ -56,6 +60,30 @@ class DocumentEncoderTest : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Tokenizers, DocumentEncoderTest,
                          testing::Values("tiny", "tiny_gpt2", "sentencepiece/llama",
                                          "sentencepiece/gemma", "sentencepiece/phrases"));
+
+std::string Gzip(const std::string& text) {
+  constexpr int kGzip = 16;
+  z_stream stream = {};
+  deflateInit2(&stream, 6, Z_DEFLATED, MAX_WBITS + kGzip, 8, Z_DEFAULT_STRATEGY);
+  std::string in = text, out(deflateBound(&stream, text.size()), '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(in.data());
+  stream.avail_in = static_cast<uInt>(in.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+std::string Zstd(const std::string& text) {
+  ZSTD_CCtx* const context = ZSTD_createCCtx();
+  ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  out.resize(ZSTD_compress2(context, out.data(), out.size(), text.data(), text.size()));
+  ZSTD_freeCCtx(context);
+  return out;
+}
 
 // Returns words, all kinds of space, combining marks, added tokens, and bytes that are not UTF-8.
 std::string RandomText(std::mt19937* random, size_t bytes) {
@@ -93,11 +121,10 @@ TEST_P(DocumentEncoderTest, PiecesDoNotShow) {
     Write("text", text);
     const std::vector<int32_t> whole = TokensOf(tokenizer, text);
     for (int64_t piece_bytes : {1, 2, 3, 7, 20, 64, 1000}) {
-      const auto encoded = Encode(tokenizer, {DocumentsAre::kFiles, ""}, piece_bytes);
+      const auto encoded = Encode(tokenizer, {DocumentsAre::kFiles, {}}, piece_bytes);
       ASSERT_TRUE(encoded.ok()) << encoded.status();
       EXPECT_EQ(encoded->tokens, whole) << "text " << i << ", pieces of " << piece_bytes;
       EXPECT_EQ(encoded->starts, std::vector<int64_t>{0});
-      EXPECT_EQ(encoded->files, 1);
       EXPECT_EQ(encoded->bytes, static_cast<int64_t>(text.size()));
     }
   }
@@ -112,7 +139,7 @@ TEST_P(DocumentEncoderTest, AWordOfManyPieces) {
   const std::string word(bpe ? 3 << 20 : 3 << 17, 'x');
   const std::string text = "a " + word + " b" + std::string(70000, ' ') + "c";
   Write("text", text);
-  const auto encoded = Encode(tokenizer, {DocumentsAre::kFiles, ""}, 1 << 16);
+  const auto encoded = Encode(tokenizer, {DocumentsAre::kFiles, {}}, 1 << 16);
   ASSERT_TRUE(encoded.ok()) << encoded.status();
   EXPECT_EQ(encoded->tokens, TokensOf(tokenizer, text));
 }
@@ -137,7 +164,7 @@ TEST_P(DocumentEncoderTest, BlankLinesSeparateDocuments) {
     }
   }
   for (int64_t piece_bytes : {1, 2, 3, 5, 8, 100}) {
-    const auto encoded = Encode(tokenizer, {DocumentsAre::kBlankLines, ""}, piece_bytes);
+    const auto encoded = Encode(tokenizer, {DocumentsAre::kBlankLines, {}}, piece_bytes);
     ASSERT_TRUE(encoded.ok()) << encoded.status();
     EXPECT_EQ(encoded->tokens, tokens);
     EXPECT_EQ(encoded->starts, expected) << piece_bytes;
@@ -160,7 +187,7 @@ TEST_P(DocumentEncoderTest, LinesOfJson) {
   for (bool newline : {true, false}) {
     Write("a.jsonl", newline ? lines : lines.substr(0, lines.size() - 1));
     for (int64_t piece_bytes : {1, 2, 3, 10, 40, 1000}) {
-      const auto encoded = Encode(tokenizer, {DocumentsAre::kJsonLines, "text"}, piece_bytes);
+      const auto encoded = Encode(tokenizer, {DocumentsAre::kJsonLines, {}}, piece_bytes);
       ASSERT_TRUE(encoded.ok()) << encoded.status();
       EXPECT_EQ(encoded->tokens, tokens) << piece_bytes;
       EXPECT_EQ(encoded->starts, starts) << piece_bytes;
@@ -168,17 +195,86 @@ TEST_P(DocumentEncoderTest, LinesOfJson) {
   }
   const struct {
     const char *line, *message;
-  } bad[] = {{"{\"text\": 1}", "it has no text with the key 'text' (--field)"},
-             {"{\"texts\": \"\"}", "it has no text with the key 'text' (--field)"},
-             {"[]", "it must be a JSON object"},
-             {"{\"text\": \"\xFF\"}", "it is not JSON"}};
+  } bad[] = {
+      {"{\"text\": 1}", "it has no text with the key 'text' (--field)"},
+      {"{\"texts\": \"\"}", "it has no text with the key 'text' (--field)"},
+      {"[]", "it must be a JSON object"},
+      {"{\"text\": \"a\", \"text\": null}", "it has no text with the key 'text' (--field)"},
+      {"{\"a\": \"\\ud800\", \"text\": NaN}", "it has no text with the key 'text' (--field)"},
+      {"{\"text\": \"\xFF\"}", "it is not JSON at byte 11"},
+      {"{\"text\": \"a\"", "it is not JSON at byte 13"}};
   for (const auto& c : bad) {
-    Write("a.jsonl", std::string("{\"text\": \"\"}\n") + c.line + "\n");
+    Write("a.jsonl", std::string("{\"text\": \"\"}\n") + c.line + "\n\n{\"text\": \"b\"}\n");
     for (int64_t piece_bytes : {1, 100}) {
-      const auto encoded = Encode(tokenizer, {DocumentsAre::kJsonLines, "text"}, piece_bytes);
-      EXPECT_EQ(encoded.status().message(),
-                "--data: " + folder_ + "/a.jsonl: the line at byte 13: " + c.message);
+      DocumentFormat format = {DocumentsAre::kJsonLines, {}};
+      const std::string message = "--data: " + folder_ + "/a.jsonl: line 2: " + c.message;
+      EXPECT_EQ(Encode(tokenizer, format, piece_bytes).status().message(), message);
+      format.lines.bad_lines = BadLines::kSkip;
+      const auto encoded = Encode(tokenizer, format, piece_bytes);
+      ASSERT_TRUE(encoded.ok()) << encoded.status();
+      EXPECT_EQ(encoded->tokens, TokensOf(tokenizer, "b"));
+      EXPECT_EQ(encoded->starts, (std::vector<int64_t>{0, 0}));
+      EXPECT_EQ(encoded->skipped.lines, 1);
+      EXPECT_EQ(encoded->skipped.first, message);
     }
+  }
+}
+
+// Lines are read as Python's json reads them, with U+FFFD for half of a surrogate pair.
+TEST_P(DocumentEncoderTest, LinesOfPythonsJson) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const struct {
+    const char *line, *text;
+  } cases[] = {
+      {R"({"text": "bad \\u \ud83d lone \uDE00\ud83d\ude00"})",
+       "bad \\u \xEF\xBF\xBD lone \xEF\xBF\xBD\xF0\x9F\x98\x80"},
+      {R"({"score": NaN, "b": [-Infinity, Infinity], "text": "NaN \\"})", "NaN \\"},
+      {R"({"text": "one", "text": "two", "in": {"text": "three"}})", "two"},
+  };
+  for (const auto& c : cases) {
+    Write("a.jsonl", c.line);
+    const auto encoded = Encode(tokenizer, {DocumentsAre::kJsonLines, {}}, 100);
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    EXPECT_EQ(encoded->tokens, TokensOf(tokenizer, c.text)) << c.line;
+  }
+}
+
+// Packed lines have the tokens of the unpacked ones, also in two parts. Damage is an error.
+TEST_P(DocumentEncoderTest, PackedLines) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const ScopedThreadPool pool(3);
+  std::string lines;
+  for (int i = 0; i < 3000; ++i) {
+    lines += nlohmann::json{{"text", "line " + std::to_string(i * i)}}.dump() + "\n";
+  }
+  Write("a.jsonl", lines);
+  const auto plain = Encode(tokenizer, {DocumentsAre::kJsonLines, {}}, 1000);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  std::filesystem::remove(folder_ + "/a.jsonl");
+  const std::string first = lines.substr(0, lines.size() / 2), second = lines.substr(first.size());
+  for (const auto& [name, pack] : {std::pair("a.jsonl.gz", Gzip), std::pair("a.jsonl.zst", Zstd)}) {
+    const std::string packed = pack(lines);
+    for (const std::string& content : {packed, pack(first) + pack(second)}) {
+      Write(name, content);
+      for (int64_t piece_bytes : {50, 1 << 20}) {
+        const auto encoded = Encode(tokenizer, {DocumentsAre::kJsonLines, {}}, piece_bytes);
+        ASSERT_TRUE(encoded.ok()) << encoded.status();
+        EXPECT_EQ(encoded->tokens, plain->tokens) << name;
+        EXPECT_EQ(encoded->starts, plain->starts) << name;
+        EXPECT_EQ(encoded->bytes, static_cast<int64_t>(lines.size()));
+      }
+    }
+    const auto error_of = [&](const std::string& content) {
+      Write(name, content);
+      return std::string(
+          Encode(tokenizer, {DocumentsAre::kJsonLines, {}}, 1000).status().message());
+    };
+    EXPECT_TRUE(absl::StrContains(error_of(packed.substr(0, packed.size() - 1)),
+                                  std::string(name) + ": its packed data ends"));
+    std::string damaged = packed;
+    damaged[damaged.size() - (std::string(name) == "a.jsonl.gz" ? 5 : 1)] ^= 1;  // a checksum
+    EXPECT_TRUE(absl::StrContains(error_of(damaged), "data is damaged"));
+    std::filesystem::remove(folder_ + "/" + name);
   }
 }
 
@@ -193,7 +289,7 @@ TEST_P(DocumentEncoderTest, StopsAtAnError) {
   const auto sink = [&](const EncodedPiece&) {
     return ++calls == 5 ? absl::ResourceExhaustedError("full") : absl::OkStatus();
   };
-  const absl::Status status = EncodeDocuments(*sources, tokenizer, {DocumentsAre::kFiles, ""},
+  const absl::Status status = EncodeDocuments(*sources, tokenizer, {DocumentsAre::kFiles, {}},
                                               &progress, sink, /*piece_bytes=*/10);
   EXPECT_EQ(status, absl::ResourceExhaustedError("full"));
   EXPECT_EQ(calls, 5);

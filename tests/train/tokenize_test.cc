@@ -140,7 +140,7 @@ TEST_F(TokenizeTest, DocumentsForValidation) {
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += "{\"body\": \"document " + std::to_string(i) + "\"}\n";
   Write("data/web.jsonl", lines);
-  config_.field = "body";
+  config_.lines.field = "body";
   config_.val_tokens = 1;
   const auto summary = TokenizeToShards(config_);
   ASSERT_TRUE(summary.ok()) << summary.status();

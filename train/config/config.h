@@ -24,6 +24,7 @@
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
 #include "model/execution/plan.h"
+#include "train/data/json_line.h"
 #include "train/data/tokenizer.h"
 #include "train/huggingface/pretrained.h"
 #include "train/optimizer/lr_schedule.h"
@@ -62,7 +63,7 @@ absl::StatusOr<Resume> ParseResume(absl::string_view text);
 struct PlainOptions : LayerMemory {
   std::string data = "kjv";  // "kjv": the King James Bible that is built in
   std::string val_data;
-  std::string field = "text";  // the key of the text in lines of JSON
+  LineFormat lines;
   bool packed = false;
   std::string data_cache;  // empty: .data-cache next to the run's folder
 

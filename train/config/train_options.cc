@@ -25,7 +25,8 @@ void AddDataOptions(TrainConfig* c, OptionTable* t) {
       .MayChange()
       .Of(Scope::kHost)
       .Help("Validate on this, of the same kind. Empty: the last tenth of --data.");
-  t->Add("field", &c->field).MayChange().Help("Take the text of .jsonl lines from this key.");
+  t->Add("field", &c->lines.field).MayChange().Help(kFieldHelp);
+  t->Add("bad_lines", &c->lines.bad_lines, ParseBadLines).MayChange().Help(kBadLinesHelp);
   t->Add("tokenizer", &c->tokenizer)
       .Basic()
       .Of(Scope::kHost)

@@ -60,7 +60,7 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
                                               std::optional<Tokenizer::Kind> tokenizer,
                                               const std::string& cache_folder,
                                               const Tokenizer* vocabulary,
-                                              const std::string& field) {
+                                              const LineFormat& lines) {
   BURST_ASSIGN_OR_RETURN(const Sources train, FindSources("data", data_path));
   std::optional<Sources> validation;
   if (!validation_path.empty()) {
@@ -105,7 +105,7 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
     if (validation.has_value()) sources.push_back(&*validation);
     BURST_ASSIGN_OR_RETURN(
         TextCorpora texts,
-        OpenTexts(sources, tokenizer.value_or(Tokenizer::Kind::kChar), vocabulary, field, cache));
+        OpenTexts(sources, tokenizer.value_or(Tokenizer::Kind::kChar), vocabulary, lines, cache));
     data.tokenizer = std::move(texts.tokenizer);
     data.vocab = data.tokenizer->vocab();
     data.end_of_text = data.tokenizer->end_of_text();

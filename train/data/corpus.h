@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "train/data/json_line.h"
 #include "train/data/tokenizer.h"
 
 namespace burst {
@@ -67,8 +68,8 @@ struct TrainingData {
 // pattern of files of one of these kinds. Blank lines separate the documents of a single text file.
 // `validation_data` is like it; empty: the last tenth of the tokens. `tokenizer` is for text;
 // characters by default. `vocabulary` replaces it by a file's or a model's tokenizer, which must
-// have made the shards. `field` is the key of the text in lines of JSON. Errors name the option and
-// the file.
+// have made the shards. `lines` says how lines of JSON are read. Errors name the option and the
+// file.
 //
 // `cache_folder` (data_cache.h) keeps what is computed from the data: the tokens of texts, and the
 // results of a scan of shards. So only the first of all processes and runs reads all of the data.
@@ -77,7 +78,7 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data,
                                               std::optional<Tokenizer::Kind> tokenizer,
                                               const std::string& cache_folder,
                                               const Tokenizer* vocabulary = nullptr,
-                                              const std::string& field = "text");
+                                              const LineFormat& lines = {});
 
 // Returns InvalidArgument that names the option if a span has only end-of-text tokens, which teach
 // nothing.

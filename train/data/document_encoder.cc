@@ -4,16 +4,16 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
-#include "burst/base/json.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/cli/text.h"
 #include "train/data/blank_lines.h"
+#include "train/data/line_encoder.h"
 
 namespace burst {
 namespace {
@@ -37,13 +37,10 @@ struct Result {
 
 // The state of one thread.
 struct Worker {
-  explicit Worker(const Tokenizer& tokenizer) {
-    if (tokenizer.of_file() != nullptr) {
-      encoder = tokenizer.of_file()->MakeEncoder(Specials::kAreText);
-    }
-  }
+  explicit Worker(const Tokenizer& tokenizer)
+      : encoder(tokenizer.of_file()->MakeEncoder(Specials::kAreText)) {}
 
-  std::unique_ptr<FileEncoder> encoder;  // null for tokenizers of bytes and of characters
+  std::unique_ptr<FileEncoder> encoder;
   std::optional<InputFile> input;
   const SourceFile* open = nullptr;
 };
@@ -81,8 +78,6 @@ class DocumentEncoder {
   absl::Status Survey(Piece* piece, Worker* worker);
   absl::StatusOr<Result> EncodeText(const Piece& piece, int64_t begin, const LineState& state,
                                     Worker* worker) const;
-  absl::StatusOr<Result> EncodeLines(const Piece& piece, Worker* worker) const;
-  absl::Status EncodeLine(absl::string_view line, Worker* worker, EncodedPiece* encoded) const;
 
   const Sources& sources_;
   const Tokenizer& tokenizer_;
@@ -177,8 +172,6 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
 
   Result result;
   result.encoded.bytes = last - first;
-  // The cuts of a file's last pieces may all be its end.
-  result.encoded.ends_file = piece.end == file.identity.bytes;
   if (!early && begin_at + begin >= end_at) {  // one piece of text covers all of this piece
     result.begin = begin;
     result.end = begin_at + begin - end_at;
@@ -237,65 +230,7 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
   return result;
 }
 
-absl::Status DocumentEncoder::EncodeLine(absl::string_view line, Worker* worker,
-                                         EncodedPiece* encoded) const {
-  if (line.find_first_not_of(" \t\r") == absl::string_view::npos) return absl::OkStatus();
-  const absl::StatusOr<nlohmann::json> json = ParseJson(line);
-  if (!json.ok()) return json.status();
-  if (!json->is_object()) return absl::InvalidArgumentError("it must be a JSON object");
-  const auto found = json->find(format_.field);
-  if (found == json->end() || !found->is_string()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it has no text with the key '", format_.field, "' (--field)"));
-  }
-  encoded->starts.push_back(static_cast<int64_t>(encoded->tokens.size()));
-  const std::string& text = found->get_ref<const std::string&>();
-  if (worker->encoder == nullptr) return tokenizer_.Encode(text, &encoded->tokens);
-  return worker->encoder->Encode(text, &encoded->tokens);
-}
-
-// Returns the tokens of the lines that begin in a piece.
-absl::StatusOr<Result> DocumentEncoder::EncodeLines(const Piece& piece, Worker* worker) const {
-  const SourceFile& file = *piece.file;
-  Result result;
-  result.encoded.bytes = piece.end - piece.begin;
-  result.encoded.ends_file = piece.end == file.identity.bytes;
-  // Reading begins at the byte before the piece, which may end a line.
-  const int64_t origin = std::max<int64_t>(0, piece.begin - 1);
-  int64_t known = piece.end;
-  BURST_ASSIGN_OR_RETURN(std::string text, Read(file, origin, known, worker));
-  size_t at = 0;
-  if (piece.begin > 0) {
-    at = text.find('\n');
-    // The whole piece belongs to a line that began before it.
-    if (at == std::string::npos) return result;
-    ++at;
-  }
-  while (origin + static_cast<int64_t>(at) < piece.end) {
-    size_t end = text.find('\n', at);
-    while (end == std::string::npos && known < file.identity.bytes) {
-      const size_t from = text.size();
-      const int64_t more = std::max<int64_t>(step_, static_cast<int64_t>(from));
-      BURST_ASSIGN_OR_RETURN(const std::string bytes, Read(file, known, known + more, worker));
-      text += bytes;
-      known += static_cast<int64_t>(bytes.size());
-      end = text.find('\n', from);
-    }
-    if (end == std::string::npos) end = text.size();
-    const absl::Status status =
-        EncodeLine(absl::string_view(text).substr(at, end - at), worker, &result.encoded);
-    if (!status.ok()) {
-      return sources_.Error(absl::Status(
-          status.code(), absl::StrCat(file.path, ": the line at byte ",
-                                      origin + static_cast<int64_t>(at), ": ", status.message())));
-    }
-    at = end + 1;
-  }
-  return result;
-}
-
 absl::Status DocumentEncoder::Run(const std::function<absl::Status(const EncodedPiece&)>& sink) {
-  const bool lines = format_.documents == DocumentsAre::kJsonLines;
   std::vector<LineState> states(pieces_.size());  // the state before each piece
   if (format_.documents == DocumentsAre::kBlankLines) {
     BURST_RETURN_IF_ERROR(ForEachPiece(
@@ -308,12 +243,11 @@ absl::Status DocumentEncoder::Run(const std::function<absl::Status(const Encoded
     const Piece& piece = pieces_[number];
     const LineState& state = states[number];
     const int64_t known = piece.begin == 0 ? 0 : -1;
-    BURST_ASSIGN_OR_RETURN(Result result, lines ? EncodeLines(piece, &worker)
-                                                : EncodeText(piece, known, state, &worker));
+    BURST_ASSIGN_OR_RETURN(Result result, EncodeText(piece, known, state, &worker));
     std::unique_lock<std::mutex> lock(mutex_);
     turn_.wait(lock, [&] { return next_ == number || stopped_; });
     if (stopped_) return absl::OkStatus();
-    if (!lines && piece.begin > 0 && result.begin != end_) {
+    if (piece.begin > 0 && result.begin != end_) {
       BURST_ASSIGN_OR_RETURN(result, EncodeText(piece, end_, state, &worker));
     }
     end_ = result.end;
@@ -333,13 +267,26 @@ absl::Status DocumentEncoder::Run(const std::function<absl::Status(const Encoded
 
 }  // namespace
 
+void SkippedLines::Add(const SkippedLines& more) {
+  if (lines == 0) first = more.first;
+  lines += more.lines;
+}
+
+std::string SkippedLines::Describe() const {
+  if (lines == 0) return "";
+  return absl::StrCat("left out ", Thousands(lines), lines == 1 ? " line" : " lines",
+                      " that are not documents (--bad_lines=skip); the first: ", first, "\n");
+}
+
 absl::Status EncodeDocuments(const Sources& sources, const Tokenizer& tokenizer,
                              const DocumentFormat& format, Progress* progress,
                              const std::function<absl::Status(const EncodedPiece&)>& sink,
                              int64_t piece_bytes) {
-  BURST_CHECK(tokenizer.of_file() != nullptr || format.documents == DocumentsAre::kJsonLines)
-      << "a tokenizer without a file";
   BURST_CHECK_GT(piece_bytes, 0);
+  if (format.documents == DocumentsAre::kJsonLines) {
+    return EncodeJsonLines(sources, tokenizer, format.lines, progress, sink, piece_bytes);
+  }
+  BURST_CHECK(tokenizer.of_file() != nullptr) << "a tokenizer without a file";
   return DocumentEncoder(sources, tokenizer, format, progress, piece_bytes).Run(sink);
 }
 

@@ -1,6 +1,7 @@
 // Encodes documents with the tokenizer of a file (train/tokenizer), or lines of JSON with any
 // tokenizer. All threads of the caller's pool take pieces of files. The tokens do not depend on the
-// pieces (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
+// pieces (docs/decisions/0011-tokens-do-not-depend-on-pieces.md). Files of lines may be packed by
+// gzip or zstd.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "train/data/json_line.h"
 #include "train/data/progress.h"
 #include "train/data/sources.h"
 #include "train/data/tokenizer.h"
@@ -26,7 +28,17 @@ enum class DocumentsAre {
 
 struct DocumentFormat {
   DocumentsAre documents = DocumentsAre::kFiles;
-  std::string field = "text";  // the key of the text, with kJsonLines
+  LineFormat lines;  // with kJsonLines
+};
+
+// Lines that were left out because they are not documents (BadLines::kSkip).
+struct SkippedLines {
+  int64_t lines = 0;
+  std::string first;  // the error of the first one
+
+  void Add(const SkippedLines& more);
+  // Returns a sentence for the user; empty if no line was left out.
+  std::string Describe() const;
 };
 
 // The tokens of a piece, in the order of the texts.
@@ -34,8 +46,8 @@ struct EncodedPiece {
   std::vector<int32_t> tokens;
   std::vector<int64_t> starts;  // indices into `tokens` at which a document starts; tokens.size()
                                 // for a document whose first token comes later, or is missing
-  int64_t bytes = 0;            // bytes of text
-  bool ends_file = false;
+  int64_t bytes = 0;            // bytes of text, unpacked
+  SkippedLines skipped;
 };
 
 // Calls `sink` with one piece after the other, never at the same time, and stops at its first

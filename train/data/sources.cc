@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "burst/base/status.h"
 
 namespace burst {
@@ -18,11 +19,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns whether the names of all files end with `end`. It is an InvalidArgument error if only
-// some do.
+// Returns whether the names of all files end with `end`, or with that and the suffix of a packed
+// file if these `may_be_packed`. It is an InvalidArgument error if only some do.
 absl::StatusOr<bool> AllEnd(const std::vector<SourceFile>& files, const std::string& path,
-                            absl::string_view end) {
-  const auto is_one = [&](const SourceFile& file) { return absl::EndsWith(file.path, end); };
+                            absl::string_view end, bool may_be_packed) {
+  const auto is_one = [&](const SourceFile& file) {
+    absl::string_view name = file.path;
+    if (may_be_packed) absl::ConsumeSuffix(&name, ".gz") || absl::ConsumeSuffix(&name, ".zst");
+    return absl::EndsWith(name, end);
+  };
   const auto count = std::count_if(files.begin(), files.end(), is_one);
   if (count == 0 || count == static_cast<int64_t>(files.size())) return count > 0;
   return absl::InvalidArgumentError(
@@ -117,7 +122,8 @@ absl::StatusOr<Sources> FindSources(absl::string_view option, const std::string&
   sources.files = *std::move(files);
   for (const auto& [end, all] :
        {std::pair(".bin", &sources.shards), std::pair(".jsonl", &sources.json_lines)}) {
-    const absl::StatusOr<bool> found = AllEnd(sources.files, path, end);
+    const absl::StatusOr<bool> found =
+        AllEnd(sources.files, path, end, /*may_be_packed=*/all == &sources.json_lines);
     if (!found.ok()) return sources.Error(found.status());
     *all = *found;
   }

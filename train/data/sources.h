@@ -19,7 +19,7 @@ struct SourceFile {
 struct Sources {
   std::string option;             // "data" or "val_data", for errors
   bool shards = false;            // .bin
-  bool json_lines = false;        // .jsonl
+  bool json_lines = false;        // .jsonl, .jsonl.gz, .jsonl.zst
   std::vector<SourceFile> files;  // at least one
 
   // Returns the error with the option's name before it.

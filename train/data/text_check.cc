@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -12,6 +13,7 @@
 #include "absl/strings/strip.h"
 #include "burst/base/status.h"
 #include "burst/cli/text.h"
+#include "train/data/unpacked_file.h"
 #include "train/data/utf8.h"
 
 namespace burst {
@@ -19,6 +21,10 @@ namespace {
 
 constexpr char kAsLines[] =
     "write its texts as lines of JSON, {\"text\": \"...\"}, into a file named .jsonl";
+constexpr char kParquet[] =
+    "convert it with pyarrow: python3 -c 'import json, sys, pyarrow.parquet as p; "
+    "[print(json.dumps(r, default=str)) for f in sys.argv[1:] for b in p.ParquetFile(f)"
+    ".iter_batches() for r in b.to_pylist()]' *.parquet | zstd > data.jsonl.zst";
 constexpr char kNotData[] = "give the text files alone, or remove it from the folder";
 constexpr char kWeights[] = "--model brings a model in; --data takes texts";
 
@@ -34,8 +40,8 @@ struct Signature {
 // These bytes come from the formats' own specifications. Signatures that texts could begin with are
 // longer than the magic number.
 constexpr Signature kSignatures[] = {
-    {0, "\x1f\x8b\x08"sv, "gzip", "unpack it first, with gunzip"},
-    {0, "\x28\xb5\x2f\xfd"sv, "zstd", "unpack it first, with zstd -d"},
+    {0, "\x1f\x8b\x08"sv, "gzip", "unpack it first, with gunzip, or name it .jsonl.gz"},
+    {0, "\x28\xb5\x2f\xfd"sv, "zstd", "unpack it first, with zstd -d, or name it .jsonl.zst"},
     {0,
      "\xfd"sv
      "7zXZ\0"sv,
@@ -45,7 +51,7 @@ constexpr Signature kSignatures[] = {
     {0, "PK\x03\x04"sv, "a ZIP archive (or a model of PyTorch)", "unpack it first, with unzip"},
     {0, "PK\x05\x06"sv, "an empty ZIP archive", kNotData},
     {257, "ustar"sv, "a tar archive", "unpack it first, with tar -x"},
-    {0, "PAR1\x15"sv, "Parquet", kAsLines},
+    {0, "PAR1\x15"sv, "Parquet", kParquet},
     {0, "ARROW1\0\0"sv, "Arrow", kAsLines},
     {0, "\xff\xff\xff\xff"sv, "an Arrow stream", kAsLines},
     {0, "Obj\x01"sv, "Avro", kAsLines},
@@ -130,14 +136,28 @@ struct Sample {
   }
 };
 
+absl::StatusOr<std::string> UnpackedBeginning(InputFile input, int64_t bytes) {
+  BURST_ASSIGN_OR_RETURN(const auto file, UnpackedFile::Open(std::move(input)));
+  std::string text;
+  BURST_RETURN_IF_ERROR(file->Read(bytes, &text));
+  return text;
+}
+
 absl::StatusOr<Sample> SampleOf(const Sources& sources, const SourceFile& file) {
   constexpr int64_t kBlock = int64_t{1} << 16;
-  BURST_ASSIGN_OR_RETURN(const InputFile input, sources.Open(file));
+  BURST_ASSIGN_OR_RETURN(InputFile input, sources.Open(file));
   const int64_t size = input.size();
+  Sample sample;
+  if (sources.json_lines) {  // these may be packed, which can be read from the beginning only
+    const absl::StatusOr<std::string> text = UnpackedBeginning(std::move(input), kBlock);
+    if (!text.ok()) return sources.Error(text.status());
+    sample.Add(0, *text, /*cut_end=*/static_cast<int64_t>(text->size()) == kBlock);
+    sample.beginning = *text;
+    return sample;
+  }
   std::vector<int64_t> offsets = {0};
   if (size > kBlock) offsets.push_back(std::max(kBlock, size / 2));
   if (size > 2 * kBlock) offsets.push_back(std::max(offsets.back() + kBlock, size - kBlock));
-  Sample sample;
   for (const int64_t offset : offsets) {
     std::string text(std::max<int64_t>(0, std::min(kBlock, size - offset)), '\0');
     BURST_RETURN_IF_ERROR(

@@ -26,7 +26,8 @@ KnownFormat FormatOf(absl::string_view beginning);
 // - is JSON where every file is: a list of objects, or objects with the key `field` in a file that
 //   is not named .jsonl.
 //
-// Reads up to three blocks of 64 KiB of a file: its beginning, middle and end.
+// Reads up to three blocks of 64 KiB of a file: its beginning, middle and end. It reads the first
+// block of lines of JSON, after unpacking.
 absl::Status CheckIsText(const Sources& sources, bool any_bytes, const std::string& field);
 
 }  // namespace burst

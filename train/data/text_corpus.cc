@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 // The version of the encoding. Increase it when the tokens or the file's format change.
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 
 // The description leaves out the tokenizer of a file, which is given and part of the cache file's
 // name.
@@ -162,9 +162,17 @@ class TextCorpus : public Corpus {
 
 }  // namespace
 
+namespace {
+
+std::string LinesKey(const LineFormat& format) {
+  return absl::StrCat(format.field, "\n", Name(format.bad_lines));
+}
+
+}  // namespace
+
 absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources,
                                       Tokenizer::Kind kind, const Tokenizer* vocabulary,
-                                      const std::string& field, const DataCache& cache) {
+                                      const LineFormat& format, const DataCache& cache) {
   if (vocabulary != nullptr) kind = vocabulary->kind();
   const Tokenizer* const of_file =
       vocabulary != nullptr && vocabulary->of_file() != nullptr ? vocabulary : nullptr;
@@ -173,20 +181,20 @@ absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources
                                 : kind == Tokenizer::Kind::kByte ? "byte"
                                                                  : "char";
   const bool lines = sources[0]->json_lines;
-  const std::string key = absl::StrCat("texts ", kVersion, " ", tokenizer, "\n", lines ? field : "",
-                                       "\n", Fingerprint(sources));
+  const std::string key = absl::StrCat("texts ", kVersion, " ", tokenizer, "\n",
+                                       lines ? LinesKey(format) : "", "\n", Fingerprint(sources));
   const auto check = [&](const CheckedFile& file) {
     return ParseDescription(file, sources.size(), of_file).status();
   };
   const auto encode = [&](CheckedFileWriter* payload) -> absl::StatusOr<EncodedTexts> {
     for (const Sources* source : sources) {
-      BURST_RETURN_IF_ERROR(CheckIsText(*source, kind == Tokenizer::Kind::kByte, field));
+      BURST_RETURN_IF_ERROR(CheckIsText(*source, kind == Tokenizer::Kind::kByte, format.field));
     }
-    if (of_file != nullptr) return EncodeVocabularyTexts(sources, *of_file, payload, field);
+    if (of_file != nullptr) return EncodeVocabularyTexts(sources, *of_file, payload, format);
     if (!lines) return EncodeTexts(sources, kind, payload, int64_t{1} << 20, vocabulary);
     BURST_ASSIGN_OR_RETURN(const Tokenizer made,
-                           TokenizerOfLines(sources, kind, field, vocabulary));
-    return EncodeVocabularyTexts(sources, made, payload, field);
+                           TokenizerOfLines(sources, kind, format, vocabulary));
+    return EncodeVocabularyTexts(sources, made, payload, format);
   };
   const auto make = [&](CheckedFileWriter* payload) -> absl::StatusOr<DataCache::Content> {
     BURST_ASSIGN_OR_RETURN(const EncodedTexts texts, encode(payload));

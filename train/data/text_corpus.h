@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "train/data/corpus.h"
 #include "train/data/data_cache.h"
+#include "train/data/json_line.h"
 #include "train/data/sources.h"
 
 namespace burst {
@@ -18,9 +19,9 @@ struct TextCorpora {
 };
 
 // Opens texts with the tokenizer `vocabulary`. Without it, `kind` says whether tokens are bytes, or
-// characters of all sources. `field` is the key of the text in lines of JSON.
+// characters of all sources. `format` says how lines of JSON are read.
 absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources,
                                       Tokenizer::Kind kind, const Tokenizer* vocabulary,
-                                      const std::string& field, const DataCache& cache);
+                                      const LineFormat& format, const DataCache& cache);
 
 }  // namespace burst

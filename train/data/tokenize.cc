@@ -112,6 +112,7 @@ class DocumentWriter {
       BURST_RETURN_IF_ERROR(Write(surroundings_.before));
     }
     bytes_ += piece.bytes;
+    skipped_.Add(piece.skipped);
     return Write(tokens.subspan(at));
   }
 
@@ -120,7 +121,7 @@ class DocumentWriter {
     BURST_RETURN_IF_ERROR(val_.Finish());
     BURST_RETURN_IF_ERROR(train_.Finish());
     return TokenizeSummary{documents_, bytes_, val_.tokens() + train_.tokens(),
-                           val_.shards() + train_.shards()};
+                           val_.shards() + train_.shards(), skipped_};
   }
 
  private:
@@ -134,6 +135,7 @@ class DocumentWriter {
   ShardWriter train_, val_;
   bool validation_ = false;
   int64_t documents_ = 0, bytes_ = 0;
+  SkippedLines skipped_;
 };
 
 }  // namespace
@@ -176,10 +178,10 @@ absl::StatusOr<TokenizeSummary> TokenizeToShards(const TokenizeConfig& config) {
   if (sources.shards) {
     return sources.Error(absl::InvalidArgumentError(".bin shards are tokens already"));
   }
-  BURST_RETURN_IF_ERROR(CheckIsText(sources, /*any_bytes=*/false, config.field));
+  BURST_RETURN_IF_ERROR(CheckIsText(sources, /*any_bytes=*/false, config.lines.field));
   DocumentFormat format;
   format.documents = sources.json_lines ? DocumentsAre::kJsonLines : DocumentsAre::kFiles;
-  format.field = config.field;
+  format.lines = config.lines;
   int64_t bytes = 0;
   for (const SourceFile& file : sources.files) bytes += file.identity.bytes;
 

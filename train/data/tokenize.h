@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "train/data/document_encoder.h"
 
 namespace burst {
 
@@ -12,7 +13,7 @@ struct TokenizeConfig {
   std::string data;       // files, a folder or a pattern; *.jsonl are lines of JSON
   std::string tokenizer;  // a file, or the folder that holds it
   std::string out;        // the folder to make
-  std::string field = "text";
+  LineFormat lines;
   int64_t shard_tokens = 100000000;
   int64_t val_tokens = 0;  // tokens of the first documents, for validation
   bool separators = true;  // an end-of-text token before every document; with `bos`, after it
@@ -21,6 +22,7 @@ struct TokenizeConfig {
 
 struct TokenizeSummary {
   int64_t documents = 0, bytes = 0, tokens = 0, shards = 0;
+  SkippedLines skipped;
 };
 
 // Makes the folder `out` with train_000000.bin, ..., the tokenizer's file, and if asked

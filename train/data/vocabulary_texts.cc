@@ -1,6 +1,7 @@
 #include "train/data/vocabulary_texts.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "burst/base/status.h"
@@ -55,6 +56,7 @@ class SourceWriter {
       : writer_(writer), part_(part), end_of_text_(end_of_text), split_(split) {}
 
   absl::Status Append(const EncodedPiece& piece) {
+    skipped_.Add(piece.skipped);
     std::vector<int32_t> tokens;
     tokens.reserve(piece.tokens.size() + piece.starts.size());
     auto from = piece.tokens.begin();
@@ -76,6 +78,7 @@ class SourceWriter {
     writer_->Align();
     part_->starts_at = writer_->at();
     part_->starts = static_cast<int64_t>(starts_.size());
+    std::fputs(skipped_.Describe().c_str(), stdout);
     return writer_->Append(starts_);
   }
 
@@ -90,11 +93,12 @@ class SourceWriter {
   const int32_t end_of_text_;
   const bool split_;
   std::vector<int64_t> starts_;
+  SkippedLines skipped_;
 };
 
-DocumentFormat FormatOf(const Sources& sources, const std::string& field) {
+DocumentFormat FormatOf(const Sources& sources, const LineFormat& lines) {
   DocumentFormat format;
-  format.field = field;
+  format.lines = lines;
   format.documents = sources.json_lines            ? DocumentsAre::kJsonLines
                      : FilesWithText(sources) == 1 ? DocumentsAre::kBlankLines
                                                    : DocumentsAre::kFiles;
@@ -106,7 +110,7 @@ DocumentFormat FormatOf(const Sources& sources, const std::string& field) {
 absl::StatusOr<EncodedTexts> EncodeVocabularyTexts(const std::vector<const Sources*>& sources,
                                                    const Tokenizer& tokenizer,
                                                    CheckedFileWriter* payload,
-                                                   const std::string& field, int64_t piece_bytes) {
+                                                   const LineFormat& lines, int64_t piece_bytes) {
   int64_t bytes = 0;
   bool separates = false;  // whether end-of-text separates documents
   for (const Sources* source : sources) {
@@ -123,7 +127,7 @@ absl::StatusOr<EncodedTexts> EncodeVocabularyTexts(const std::vector<const Sourc
   for (const Sources* source : sources) {
     EncodedText part;
     part.tokens_at = texts.payload_bytes;
-    const DocumentFormat format = FormatOf(*source, field);
+    const DocumentFormat format = FormatOf(*source, lines);
     SourceWriter documents(&writer, &part, end_of_text,
                            format.documents == DocumentsAre::kBlankLines);
     BURST_RETURN_IF_ERROR(EncodeDocuments(
@@ -139,7 +143,7 @@ absl::StatusOr<EncodedTexts> EncodeVocabularyTexts(const std::vector<const Sourc
 }
 
 absl::StatusOr<Tokenizer> TokenizerOfLines(const std::vector<const Sources*>& sources,
-                                           Tokenizer::Kind kind, const std::string& field,
+                                           Tokenizer::Kind kind, const LineFormat& lines,
                                            const Tokenizer* given) {
   std::vector<bool> seen(kCodePoints);
   if (kind == Tokenizer::Kind::kChar) {
@@ -159,7 +163,7 @@ absl::StatusOr<Tokenizer> TokenizerOfLines(const std::vector<const Sources*>& so
         return absl::OkStatus();
       };
       BURST_RETURN_IF_ERROR(EncodeDocuments(*source, Tokenizer::Byte(false),
-                                            FormatOf(*source, field), &progress, sink));
+                                            FormatOf(*source, lines), &progress, sink));
     }
   }
   return TokenizerOfTexts(*sources[0], kind, seen, /*separate=*/true, given);

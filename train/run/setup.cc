@@ -189,7 +189,7 @@ absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   BURST_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer, FindTokenizer(config, data));
   absl::StatusOr<TrainingData> loaded =
       LoadTrainingData(data, config.val_data, config.tokenizer, DataCacheFolder(config),
-                       tokenizer.has_value() ? &*tokenizer : nullptr, config.field);
+                       tokenizer.has_value() ? &*tokenizer : nullptr, config.lines);
   if (!loaded.ok()) return WhereTheCacheIs(config, loaded.status());
   setup.data = *std::move(loaded);
   BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));

@@ -27,7 +27,8 @@ OptionTable Options(Config* c) {
       .Help(
           "Tokenize a text file, a folder or a pattern; each file is a document, and each line of "
           "a .jsonl file.");
-  t.Add("field", &c->field).Help("Take the text of .jsonl lines from this key.");
+  t.Add("field", &c->lines.field).Help(kFieldHelp);
+  t.Add("bad_lines", &c->lines.bad_lines, ParseBadLines).Help(kBadLinesHelp);
   t.Add("tokenizer", &c->tokenizer)
       .Help(
           "Read tokenizer.model, tokenizer.json, or their folder (or GPT-2's encoder.json and "
@@ -96,6 +97,7 @@ int Main(int argc, char** argv) {
                summary->shards == 1 ? "shard" : "shards", config.out,
                static_cast<double>(summary->bytes) / static_cast<double>(summary->tokens),
                static_cast<double>(summary->bytes) / 1e6 / seconds);
+  absl::PrintF("%s", summary->skipped.Describe());
   return 0;
 }
 

@@ -1,0 +1,34 @@
+// A document that is a line of JSON: an object with a text.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace burst {
+
+enum class BadLines { kError, kSkip };  // what happens to lines that are not documents
+const char* Name(BadLines bad_lines);
+absl::StatusOr<BadLines> ParseBadLines(absl::string_view text);
+
+// Says how lines of JSON are read. The options of //train and //train:tokenize set it.
+struct LineFormat {
+  std::string field = "text";  // the key of the text
+  BadLines bad_lines = BadLines::kError;
+};
+inline constexpr char kFieldHelp[] = "Take the text of .jsonl lines from this key.";
+inline constexpr char kBadLinesHelp[] =
+    "Stop at .jsonl lines that are not documents (error), or count them and go on (skip).";
+
+struct LineDocument {
+  std::string text;  // UTF-8
+};
+
+// Reads a line as Python's json does: half of a surrogate pair becomes U+FFFD, the last one of
+// equal keys counts, and NaN and Infinity are numbers. Keys other than `field` are not kept.
+// InvalidArgument says what is wrong, and at which byte of the line if it is not JSON.
+absl::StatusOr<LineDocument> ParseLine(absl::string_view line, const LineFormat& format);
+
+}  // namespace burst

@@ -1,0 +1,191 @@
+#include "train/data/line_encoder.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "train/data/unpacked_file.h"
+
+namespace burst {
+namespace {
+
+// Whole lines of a file.
+struct Lines {
+  int64_t number = 0;  // in the order of the texts
+  const SourceFile* file = nullptr;
+  int64_t first_line = 1;
+  std::string text;
+  int64_t input_bytes = 0;  // bytes of the file that were read for them
+};
+
+// Reads the files in order.
+class LineReader {
+ public:
+  LineReader(const Sources& sources, int64_t bytes) : sources_(sources), bytes_(bytes) {}
+
+  // Returns the next lines. Their text is empty only at the end of all files.
+  absl::StatusOr<Lines> Next() {
+    Lines lines;
+    while (lines.text.empty()) {
+      if (file_ == nullptr) {
+        if (next_file_ == sources_.files.size()) return lines;
+        open_ = &sources_.files[next_file_++];
+        BURST_ASSIGN_OR_RETURN(InputFile input, sources_.Open(*open_));
+        absl::StatusOr<std::unique_ptr<UnpackedFile>> file = UnpackedFile::Open(std::move(input));
+        if (!file.ok()) return sources_.Error(file.status());
+        file_ = *std::move(file);
+        line_ = 1, counted_ = 0;
+      }
+      BURST_RETURN_IF_ERROR(sources_.Error(Fill(&lines.text)));
+      lines.number = number_;
+      lines.file = open_;
+      lines.first_line = line_;
+      lines.input_bytes = file_->input_bytes() - counted_;
+      counted_ += lines.input_bytes;
+      line_ += std::count(lines.text.begin(), lines.text.end(), '\n');
+      if (lines.text.empty()) file_ = nullptr;
+    }
+    ++number_;
+    return lines;
+  }
+
+ private:
+  // Moves whole lines from the file to `text`, and at the end of the file what there is.
+  absl::Status Fill(std::string* text) {
+    text->swap(rest_);
+    rest_.clear();
+    for (size_t from = 0;;) {
+      const size_t end = text->rfind('\n');
+      if (static_cast<int64_t>(text->size()) >= bytes_ && end != std::string::npos && end >= from) {
+        rest_ = text->substr(end + 1);
+        text->resize(end + 1);
+        return absl::OkStatus();
+      }
+      from = text->size();
+      BURST_RETURN_IF_ERROR(file_->Read(std::max<int64_t>(bytes_, text->size()), text));
+      if (text->size() == from) return absl::OkStatus();
+    }
+  }
+
+  const Sources& sources_;
+  const int64_t bytes_;
+  size_t next_file_ = 0;
+  const SourceFile* open_ = nullptr;
+  std::unique_ptr<UnpackedFile> file_;
+  std::string rest_;  // the beginning of a line that is not whole yet
+  int64_t number_ = 0, line_ = 1, counted_ = 0;
+};
+
+class LineEncoder {
+ public:
+  LineEncoder(const Sources& sources, const Tokenizer& tokenizer, const LineFormat& format,
+              Progress* progress, int64_t piece_bytes)
+      : sources_(sources),
+        tokenizer_(tokenizer),
+        format_(format),
+        progress_(progress),
+        reader_(sources, piece_bytes) {}
+
+  absl::Status Run(const std::function<absl::Status(const EncodedPiece&)>& sink) {
+    ParallelTasks(NumThreads(), [&](int64_t) { Work(sink); });
+    BURST_RETURN_IF_ERROR(error_);
+    // A file that was replaced meanwhile would mix two texts.
+    for (const SourceFile& file : sources_.files) {
+      BURST_RETURN_IF_ERROR(sources_.Open(file).status());
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // Works on one thread. The sink gets the pieces in order, and the first error ends all threads.
+  void Work(const std::function<absl::Status(const EncodedPiece&)>& sink) {
+    const FileTokenizer* const of_file = tokenizer_.of_file().get();
+    const auto encoder = of_file == nullptr ? nullptr : of_file->MakeEncoder(Specials::kAreText);
+    while (true) {
+      absl::StatusOr<Lines> lines = Read();
+      if (lines.ok() && lines->text.empty()) return;
+      EncodedPiece piece;
+      absl::Status status = lines.ok() ? Encode(*lines, encoder.get(), &piece) : lines.status();
+      std::unique_lock<std::mutex> lock(mutex_);
+      const int64_t number = lines.ok() ? lines->number : read_;
+      turn_.wait(lock, [&] { return next_ == number || !error_.ok(); });
+      if (!error_.ok()) return;
+      if (status.ok()) status = sink(piece);
+      if (status.ok()) progress_->Add(lines->input_bytes);
+      error_ = status;
+      ++next_;
+      turn_.notify_all();
+    }
+  }
+
+  // After an error there are no lines.
+  absl::StatusOr<Lines> Read() {
+    const std::lock_guard<std::mutex> lock(read_mutex_);
+    if (read_ended_) return Lines();
+    absl::StatusOr<Lines> lines = reader_.Next();
+    read_ended_ = !lines.ok() || lines->text.empty();
+    if (lines.ok() && !lines->text.empty()) read_ = lines->number + 1;
+    return lines;
+  }
+
+  absl::Status Encode(const Lines& lines, FileEncoder* encoder, EncodedPiece* piece) const {
+    piece->bytes = static_cast<int64_t>(lines.text.size());
+    const absl::string_view text = lines.text;
+    int64_t number = lines.first_line;
+    for (size_t at = 0; at < text.size(); ++number) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      const absl::string_view line = text.substr(at, end - at);
+      at = end + 1;
+      if (line.find_first_not_of(" \t\r") == absl::string_view::npos) continue;
+      const size_t tokens = piece->tokens.size();
+      absl::Status status = EncodeLine(line, encoder, piece);
+      if (status.ok()) continue;
+      status =
+          sources_.Error(absl::Status(status.code(), absl::StrCat(lines.file->path, ": line ",
+                                                                  number, ": ", status.message())));
+      if (format_.bad_lines == BadLines::kError) return status;
+      piece->tokens.resize(tokens);
+      piece->skipped.Add({1, std::string(status.message())});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EncodeLine(absl::string_view line, FileEncoder* encoder, EncodedPiece* piece) const {
+    BURST_ASSIGN_OR_RETURN(const LineDocument document, ParseLine(line, format_));
+    const int64_t start = static_cast<int64_t>(piece->tokens.size());
+    BURST_RETURN_IF_ERROR(encoder == nullptr ? tokenizer_.Encode(document.text, &piece->tokens)
+                                             : encoder->Encode(document.text, &piece->tokens));
+    piece->starts.push_back(start);
+    return absl::OkStatus();
+  }
+
+  const Sources& sources_;
+  const Tokenizer& tokenizer_;
+  const LineFormat& format_;
+  Progress* const progress_;
+  std::mutex read_mutex_;  // guards the reader
+  LineReader reader_;
+  bool read_ended_ = false;
+  int64_t read_ = 0;  // pieces that were read; the thread that ended the reading uses it
+  std::mutex mutex_;  // guards the fields below
+  std::condition_variable turn_;
+  int64_t next_ = 0;  // the piece whose turn it is
+  absl::Status error_;
+};
+
+}  // namespace
+
+absl::Status EncodeJsonLines(const Sources& sources, const Tokenizer& tokenizer,
+                             const LineFormat& format, Progress* progress,
+                             const std::function<absl::Status(const EncodedPiece&)>& sink,
+                             int64_t piece_bytes) {
+  return LineEncoder(sources, tokenizer, format, progress, piece_bytes).Run(sink);
+}
+
+}  // namespace burst
