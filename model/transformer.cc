@@ -13,7 +13,7 @@
 namespace burst {
 namespace {
 
-// GPT-2's standard deviation of the initial weights of embeddings, and so of a tied head.
+// GPT-2's standard deviation of the initial weights of embeddings, and therefore of a tied head.
 constexpr double kEmbeddingStd = 0.02;
 
 absl::Status CheckComplete(const ModelConfig& config) {

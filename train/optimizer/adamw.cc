@@ -47,7 +47,7 @@ void UpdateRange(const Coefficients<T>& c, T keep, int64_t begin, int64_t end,
   }
 }
 
-// Updates elements from `offset` of the state on. `decay` counts from the begin of the state.
+// Updates elements from `offset` of the state on. `decay` counts from the start of the state.
 template <typename T>
 void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, int64_t offset,
                int64_t n, const T* g, T* p, T* m, T* v) {

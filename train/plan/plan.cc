@@ -15,7 +15,7 @@
 namespace burst {
 namespace {
 
-// One document of tokens that are all 0.
+// A corpus of one document, whose tokens are all 0.
 class BlankCorpus : public Corpus {
  public:
   explicit BlankCorpus(int64_t size) : size_(size) {}

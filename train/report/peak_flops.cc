@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kSeconds = 0.2;
 
-// Returns 2 size^3 divided by the shortest time of one `multiply()`, which returns when the result
-// is there.
+// Returns 2 size^3 divided by the shortest time of one `multiply()`, which returns after it has the
+// result.
 template <typename Multiply>
 double BestRate(double size, Multiply multiply) {
   using Clock = std::chrono::steady_clock;
