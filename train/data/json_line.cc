@@ -94,8 +94,8 @@ int64_t Escaped(absl::string_view text, size_t at) {
   return std::strtol(digits.c_str(), nullptr, 16);
 }
 
-// Replaces what Python's json reads and JSON does not have, by as many bytes: half of a surrogate
-// pair by U+FFFD, numbers that are not finite by 0.
+// Replaces what Python's json reads and JSON lacks, by as many bytes. Half of a surrogate pair
+// becomes U+FFFD, a number that is not finite 0.
 std::string AsJson(absl::string_view line) {
   std::string text(line);
   bool in_string = false;
