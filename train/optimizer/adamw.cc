@@ -36,14 +36,18 @@ struct Coefficients {
 
 //   m <- beta1 m + (1 - beta1) g                v <- beta2 v + (1 - beta2) g^2
 //   p <- (1 - lr lambda) p - lr m^ / (sqrt(v^) + eps),   m^ = m / (1 - beta1^t), v^ likewise
+//
+// Each fma is explicit. A compiler that chose them could choose otherwise at the ends of a vectorized
+// loop, and a parameter's bits would depend on how ranks divide the state.
 template <typename T>
 void UpdateRange(const Coefficients<T>& c, T keep, int64_t begin, int64_t end,
                  const T* __restrict g, T* __restrict p, T* __restrict m, T* __restrict v) {
   for (int64_t i = begin; i < end; ++i) {
     const T gradient = g[i] * c.grad_scale;
-    m[i] = c.beta1 * m[i] + c.one_minus_beta1 * gradient;
-    v[i] = c.beta2 * v[i] + c.one_minus_beta2 * gradient * gradient;
-    p[i] = keep * p[i] - c.step_size * m[i] / (std::sqrt(v[i]) * c.sqrt_correct2 + c.eps);
+    m[i] = std::fma(c.beta1, m[i], c.one_minus_beta1 * gradient);
+    v[i] = std::fma(c.beta2, v[i], c.one_minus_beta2 * gradient * gradient);
+    p[i] = std::fma(keep, p[i],
+                    -(c.step_size * m[i] / std::fma(std::sqrt(v[i]), c.sqrt_correct2, c.eps)));
   }
 }
 

@@ -1,0 +1,58 @@
+#!/bin/bash
+# Packs programs with every library that they load, the C library and its loader included, so that they
+# run on any Linux of their processor. CUDA's libraries stay those of the machine.
+#
+#   archive.sh OUT.tar.xz VERSION_HEADER LICENSE TEXT PROGRAM ...
+#
+# TEXT is the text that `train` learns by default.
+set -euo pipefail
+
+out=$1 header=$2 license=$3 text=$4
+programs=("${@:5}")
+version=$(sed -n 's/.*kVersion\[\] = "\(.*\)";/\1/p' "$header")
+[ -n "$version" ] || { echo "archive.sh: no kVersion in $header" >&2; exit 1; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/burst-$version-linux-x86_64
+mkdir -p "$root"/{bin,lib,libexec,licenses,share/kjv}
+cp -L "$text" "$root/share/kjv/kjv.txt"
+cp -L "$license" "$root/licenses/burst"
+
+# A driver of the machine loads the other libraries of glibc, which must have the version of libc.
+libraries=(libdl.so.2 libpthread.so.0 libresolv.so.2 librt.so.1 libutil.so.1)
+libraries=("${libraries[@]/#//lib/x86_64-linux-gnu/}")
+for program in "${programs[@]}"; do
+  name=$(basename "$program")
+  install -m 755 "$program" "$root/libexec/$name"
+  strip "$root/libexec/$name"
+  cat >"$root/bin/$name" <<'START'
+#!/bin/sh
+# Starts the program of this script's name with the libraries of the archive.
+root=$(dirname "$(dirname "$(readlink -f "$0")")")
+name=$(basename "$0")
+export RUNFILES_DIR="${RUNFILES_DIR:-$root/share}"
+exec "$root/lib/ld-linux-x86-64.so.2" --argv0 "$name" \
+  --library-path "$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$root/libexec/$name" "$@"
+START
+  chmod 755 "$root/bin/$name"
+  listed=$(ldd "$program")
+  ! grep "not found" <<<"$listed" >&2 || exit 1
+  mapfile -t -O ${#libraries[@]} libraries < <(grep -oE '/[^ ]+' <<<"$listed" | grep -vE '/lib(cu|nccl|nv)[^/]*$')
+done
+
+# Packages whose code is in the programs, and those of the libraries.
+packages=(libabsl-dev libeigen3-dev libpcre2-dev libsodium-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev)
+for library in $(printf '%s\n' "${libraries[@]}" | sort -u); do
+  file=$(readlink -f "$library")
+  install -m 755 "$file" "$root/lib/$(basename "$library")"
+  # dpkg knows a file by its path with or without /usr.
+  owner=$(dpkg-query -S "$file" 2>/dev/null || dpkg-query -S "${file#/usr}" 2>/dev/null || dpkg-query -S "/usr$file")
+  packages+=("${owner%%:*}")
+done
+for package in "${packages[@]}"; do
+  cp -L "/usr/share/doc/$package/copyright" "$root/licenses/$package"
+done
+
+tar -C "$work" --owner=0 --group=0 --mtime=@0 --sort=name -cf - "$(basename "$root")" |
+  xz --threads=1 --lzma2=preset=1,dict=64MiB >"$out"
