@@ -81,6 +81,8 @@ TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
   };
   const std::string expected = text("run", "--ranks=1");
   EXPECT_EQ(text("home", "--tokenizer=tiny"), expected);
+  EXPECT_EQ(text("home", "--ranks=2"), expected) << "the run's tokenizer is exported";
+  fs::remove(Path("home/tokenizer.json"));
   ExpectError(Generate({"--checkpoint=home"}), 1, {"--checkpoint", "home", "give --tokenizer"});
   Write("home/tokenizer.json", "{");
   ExpectError(Generate({"--checkpoint=home"}), 1,
@@ -104,6 +106,7 @@ TEST_F(TokenizerCli, TheTokenizerOfAModelIsTheRuns) {
     ExpectSuccess(Subprocess(arguments, {folder_}).Wait());
   };
   run("export", {"run", "--out=home"});
+  fs::remove(Path("home/tokenizer.json"));
   ExpectError(Train({"--model=home", "--steps=1", "--out=none"}), 1,
               {"--tokenizer", "home holds no tokenizer.model", "its own tokens", "give"});
   for (const auto& file : fs::directory_iterator(Path("tiny"))) {
@@ -198,7 +201,8 @@ TEST_F(TokenizerCli, PromptsThatAModelCannotReadAreTold) {
   ExpectSuccess(Train({"--tokenizer=tiny_gpt2", "--steps=2", "--eval_every=0", "--out=run"}));
   ExpectSuccess(
       Subprocess({ProgramPath("train/tools/export"), "run", "--out=home"}, {folder_}).Wait());
-  fs::copy(Path("tiny/tokenizer.json"), Path("home/tokenizer.json"));  // 404 tokens, the model 381
+  fs::copy(Path("tiny/tokenizer.json"), Path("home/tokenizer.json"),
+           fs::copy_options::overwrite_existing);  // 404 tokens, the model 381
   const auto generate = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--tokens=40", "--temperature=0"});
     return Generate(arguments);

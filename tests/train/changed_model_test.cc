@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -161,6 +162,52 @@ TEST_F(ChangedModelTest, ExportsSayTheChanges) {
   ASSERT_TRUE(back.ok()) << back.status();
   ModelConfig same = config->model.WithDefaults();
   EXPECT_EQ(ModelDifference(back->config().model, same), "");
+}
+
+// A run's own tokenizer is exported as files that transformers reads (tests/interop/
+// own_tokenizers.py loads them there). Tokens of bytes are read again here.
+TEST_F(ChangedModelTest, ExportsHaveTheRunsTokenizer) {
+  Fake("llama").Write(Path("from"));
+  ASSERT_EQ(ImportHuggingFace(Path("from"), Path("in")), absl::OkStatus());
+  CheckpointInfo info = *ReadCheckpointInfo(CheckpointPath(Path("in")));
+  info.model.vocab = 257;
+  const auto model = *Transformer::Create(info.model, DType::kFloat32, 1);
+  const absl::string_view text = "ab\n\xC3\xA9";
+  const Tokenizer tokenizers[] = {Tokenizer::Byte(true), *Tokenizer::Char({&text, 1}, true),
+                                  *Tokenizer::Char({&text, 1}, false)};
+  for (int i = 0; i < 3; ++i) {
+    const std::string out = Path(absl::StrCat("back", i));
+    info.tokenizer = tokenizers[i];
+    ASSERT_EQ(SaveWeights(CheckpointPath(Path("in")), info, model->parameters().all(),
+                          [&](const Parameter& parameter, const Tensor& whole) {
+                            whole.CopyFrom(parameter.variable.value());
+                            return absl::OkStatus();
+                          }),
+              absl::OkStatus());
+    std::filesystem::remove_all(Path("in/huggingface"));
+    ASSERT_EQ(ExportHuggingFace(CheckpointPath(Path("in")), out, {}), absl::OkStatus());
+    const auto json = nlohmann::json::parse(Content(out + "/tokenizer.json"));
+    const auto settings = nlohmann::json::parse(Content(out + "/tokenizer_config.json"));
+    const auto config = nlohmann::json::parse(Content(out + "/config.json"));
+    EXPECT_EQ(settings["tokenizer_class"], "PreTrainedTokenizerFast");
+    EXPECT_EQ(json["added_tokens"].size(), i < 2 ? 1u : 0u);
+    EXPECT_EQ(settings.value("eos_token", ""), i < 2 ? "<|endoftext|>" : "");
+    EXPECT_EQ(config["eos_token_id"], i == 0   ? nlohmann::json(256)
+                                      : i == 1 ? nlohmann::json(4)
+                                               : nlohmann::json());
+    EXPECT_TRUE(config.contains("bos_token_id") && config["bos_token_id"].is_null());
+    if (i > 0) {
+      EXPECT_EQ(json["model"]["vocab"],
+                (nlohmann::json{{"\n", 0}, {"a", 1}, {"b", 2}, {"\xC3\xA9", 3}}));
+      continue;
+    }
+    const absl::StatusOr<Tokenizer> again = Tokenizer::Load(out);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->vocab(), 257);
+    std::vector<int32_t> tokens;
+    ASSERT_EQ(again->Encode("\n\xFF", &tokens), absl::OkStatus());
+    EXPECT_EQ(tokens, (std::vector<int32_t>{10, 255}));
+  }
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "train/data/utf8.h"
+#include "train/tokenizer/bpe_file.h"
 #include "train/tokenizer/bpe_tokenizer.h"
 #include "train/tokenizer/prompt_template.h"
 #include "train/tokenizer/sentencepiece_tokenizer.h"
@@ -134,6 +135,11 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
   BURST_ASSIGN_OR_RETURN(std::string text, ReadFile(file, kMaxTokenizerBytes));
   // A JSON object begins with a brace. The fields of a protocol buffer do not.
   const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{");
+  if (!is_json && IsTiktokenFile(text)) {
+    absl::StatusOr<std::string> json = TokenizerJsonOfTiktoken(text);
+    if (!json.ok()) return named(file, json.status());
+    return OfTokenizerJson(*std::move(json));
+  }
   absl::StatusOr<Tokenizer> tokenizer = is_json || !absl::EndsWith(file, ".model")
                                             ? OfTokenizerJson(std::move(text))
                                             : OfTokenizerModel(std::move(text));

@@ -23,6 +23,7 @@
 #include "train/checkpoint/safetensors_writer.h"
 #include "train/huggingface/config.h"
 #include "train/huggingface/directory.h"
+#include "train/huggingface/export_tokenizer.h"
 #include "train/huggingface/pretrained.h"
 #include "train/huggingface/tensor_map.h"
 
@@ -202,7 +203,18 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
   }
   config.model.context = std::max(config.model.context, info.seqlen);
   BURST_ASSIGN_OR_RETURN(const std::string json, MakeHuggingFaceConfig(config));
-  return WithHarmlessFields(json, others);
+  BURST_ASSIGN_OR_RETURN(const std::string with_others, WithHarmlessFields(json, others));
+  if (!info.tokenizer.has_value()) return with_others;
+  return WithHarmlessFields(with_others, TokenFields(*info.tokenizer));
+}
+
+// Returns whether the folder has a file that a tokenizer is read from.
+bool HoldsTokenizer(const fs::path& folder) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json"}) {
+    std::error_code error;
+    if (fs::exists(folder / name, error)) return true;
+  }
+  return false;
 }
 
 // Returns the dtype of the weights before they were imported, or float32.
@@ -256,6 +268,10 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
         absl::StrCat("--out: ", out, " holds ", name, " already; give another folder"));
   }
   BURST_RETURN_IF_ERROR(CopyCompanions(companions, out, /*with_config=*/false));
+  if (info.tokenizer.has_value() && !HoldsTokenizer(out)) {
+    BURST_RETURN_IF_ERROR(MakeFolder(out));
+    BURST_RETURN_IF_ERROR(WriteTokenizer(*info.tokenizer, out));
+  }
 
   const ModelConfig model = info.model.WithDefaults();
   BURST_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters, Transformer::ParametersOf(model));

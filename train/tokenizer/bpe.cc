@@ -6,12 +6,18 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "train/data/utf8.h"
 
 namespace burst {
 
 absl::StatusOr<BpeVocabulary> BpeVocabulary::Create(const BpeFile& file) {
   BpeVocabulary vocabulary;
   vocabulary.byte_tokens_.fill(-1);
+  vocabulary.of_bytes_ = file.of_bytes;
+  for (size_t byte = 0; byte < file.byte_ids.size(); ++byte) {
+    vocabulary.byte_tokens_[byte] = file.byte_ids[byte];
+  }
+  for (const auto& [character, id] : file.characters) vocabulary.characters_.emplace(character, id);
   for (int32_t id : file.piece_ids) {
     const std::string& bytes = file.tokens[id];
     if (bytes.size() == 1) vocabulary.byte_tokens_[static_cast<uint8_t>(bytes[0])] = id;
@@ -20,9 +26,8 @@ absl::StatusOr<BpeVocabulary> BpeVocabulary::Create(const BpeFile& file) {
   const auto& bytes = vocabulary.byte_tokens_;
   const auto missing = std::find(bytes.begin(), bytes.end(), -1);
   if (missing != bytes.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("model.vocab has no token for byte ",
-                                                   missing - bytes.begin(),
-                                                   "; byte-level BPE needs all 256"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model.vocab has no token for byte ", missing - bytes.begin(), "; all 256 must have one"));
   }
   // If a pair occurs twice, the later one counts, as in tokenizers.
   vocabulary.merges_.reserve(file.merges.size());
@@ -39,11 +44,28 @@ int32_t BpeVocabulary::WholePiece(absl::string_view bytes) const {
   return found == pieces_.end() ? -1 : found->second;
 }
 
+void BpeVocabulary::AppendSymbols(absl::string_view piece, std::vector<int32_t>* symbols) const {
+  for (size_t at = 0; at < piece.size();) {
+    size_t next = at + 1;
+    if (!of_bytes_) {
+      next = at;
+      NextCodePoint(piece, &next);
+      const auto character = characters_.find(piece.substr(at, next - at));
+      if (character != characters_.end()) {
+        symbols->push_back(character->second);
+        at = next;
+        continue;
+      }
+    }
+    for (; at < next; ++at) symbols->push_back(byte_tokens_[static_cast<uint8_t>(piece[at])]);
+  }
+}
+
 void BpeMerger::Append(absl::string_view piece, std::vector<int32_t>* tokens) {
   // Bytes of a short piece; pieces that are remembered.
   constexpr size_t kShort = 48, kMostKnown = 1 << 17;
   if (piece.size() == 1) {
-    tokens->push_back(vocabulary_.byte_token(static_cast<uint8_t>(piece[0])));
+    vocabulary_.AppendSymbols(piece, tokens);
     return;
   }
   if (piece.size() > kShort) {
@@ -77,7 +99,7 @@ void BpeMerger::Append(absl::string_view piece, std::vector<int32_t>* tokens) {
 // Merges a short piece. It looks at all pairs before each merge.
 void BpeMerger::MergeShort(absl::string_view piece, std::vector<int32_t>* tokens) {
   symbols_.clear();
-  for (char c : piece) symbols_.push_back(vocabulary_.byte_token(static_cast<uint8_t>(c)));
+  vocabulary_.AppendSymbols(piece, &symbols_);
   results_.clear();
   for (size_t i = 0; i + 1 < symbols_.size(); ++i) {
     results_.push_back(vocabulary_.Merge(symbols_[i], symbols_[i + 1]));
@@ -97,17 +119,17 @@ void BpeMerger::MergeShort(absl::string_view piece, std::vector<int32_t>* tokens
   tokens->insert(tokens->end(), symbols_.begin(), symbols_.end());
 }
 
-// Merges a long piece of n bytes in n log n steps, with the pairs in a queue.
+// Merges a long piece of n symbols in n log n steps, with the pairs in a queue.
 void BpeMerger::MergeLong(absl::string_view piece, std::vector<int32_t>* tokens) {
   struct Symbol {
     int32_t token;  // -1 if it was merged into the one before
     int64_t before, after;
   };
-  const int64_t n = static_cast<int64_t>(piece.size());
+  symbols_.clear();
+  vocabulary_.AppendSymbols(piece, &symbols_);
+  const int64_t n = static_cast<int64_t>(symbols_.size());
   std::vector<Symbol> symbols(n);
-  for (int64_t i = 0; i < n; ++i) {
-    symbols[i] = {vocabulary_.byte_token(static_cast<uint8_t>(piece[i])), i - 1, i + 1};
-  }
+  for (int64_t i = 0; i < n; ++i) symbols[i] = {symbols_[i], i - 1, i + 1};
   struct Pair {
     uint32_t rank;
     int64_t place;

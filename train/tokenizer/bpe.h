@@ -1,4 +1,5 @@
-// Encodes pieces of text by byte-pair encoding over bytes (Sennrich et al., arXiv 1508.07909).
+// Encodes pieces of text by byte-pair encoding over bytes or characters (Sennrich et al., arXiv
+// 1508.07909).
 #pragma once
 
 #include <array>
@@ -19,7 +20,9 @@ class BpeVocabulary {
   // Creates a vocabulary. InvalidArgument means that a byte has no token.
   static absl::StatusOr<BpeVocabulary> Create(const BpeFile& file);
 
-  int32_t byte_token(uint8_t byte) const { return byte_tokens_[byte]; }
+  // Appends the tokens that a piece is merged from: its bytes, or its characters and the bytes of
+  // characters without a token.
+  void AppendSymbols(absl::string_view piece, std::vector<int32_t>* symbols) const;
   // Returns the token of exactly these bytes, if pieces may skip the merges; -1: none.
   int32_t WholePiece(absl::string_view bytes) const;
 
@@ -39,7 +42,9 @@ class BpeVocabulary {
     return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
   }
 
+  bool of_bytes_ = true;
   std::array<int32_t, 256> byte_tokens_;
+  absl::flat_hash_map<std::string, int32_t> characters_;  // without of_bytes_
   absl::flat_hash_map<uint64_t, Result> merges_;
   absl::flat_hash_map<std::string, int32_t> pieces_;  // empty unless pieces may skip the merges
 };

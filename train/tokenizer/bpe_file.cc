@@ -8,63 +8,31 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "burst/base/json.h"
 #include "burst/base/status.h"
+#include "train/data/utf8.h"
 #include "train/tokenizer/byte_level.h"
+#include "train/tokenizer/json_fields.h"
 
 namespace burst {
 namespace {
 
 using Json = nlohmann::json;
 
-// GPT-2's pattern (Radford et al., 2019).
-constexpr char kGpt2Pattern[] =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr size_t kMostAdded = 16 << 20;  // bytes of all added tokens
 // Bytes; a search may look at all of them at every byte of a text.
 constexpr size_t kLongestAdded = 1024;
 constexpr char kGpt2EndOfTextName[] = "<|endoftext|>";
 
-template <typename... What>
-absl::Status Invalid(const What&... what) {
-  return absl::InvalidArgumentError(absl::StrCat(what...));
-}
-
-// Shortens a string of a file for an error.
-std::string Shown(absl::string_view text) {
-  constexpr size_t kMost = 40;
-  Json shown = std::string(text.substr(0, kMost));
-  return shown.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-}
-
-// Returns a member of an object, or null if it is absent.
-const Json& Get(const Json& json, const char* key) {
-  static const Json kNull;
-  if (!json.is_object()) return kNull;
-  const auto found = json.find(key);
-  return found == json.end() ? kNull : *found;
-}
-
-absl::StatusOr<bool> GetBool(const Json& json, const char* key, bool otherwise,
-                             absl::string_view of) {
-  const Json& value = Get(json, key);
-  if (value.is_null()) return otherwise;
-  if (!value.is_boolean()) return Invalid(of, ".", key, " must be true or false");
-  return value.get<bool>();
-}
-
-std::string TypeOf(const Json& json) {
-  const Json& type = Get(json, "type");
-  return type.is_string() ? type.get<std::string>() : "";
-}
-
 absl::StatusOr<int32_t> GetId(const Json& value, absl::string_view of) {
   constexpr int64_t kMostTokens = 1 << 24;
   if (!value.is_number_unsigned() || value.get<uint64_t>() >= kMostTokens) {
-    return Invalid(of, " has no id, a whole number below ", kMostTokens);
+    return InvalidField(of, " has no id, a whole number below ", kMostTokens);
   }
   return value.get<int32_t>();
 }
@@ -74,14 +42,15 @@ class Reader {
   absl::StatusOr<BpeFile> Read(absl::string_view text) {
     const absl::StatusOr<Json> json = ParseJson(text);
     if (!json.ok()) return json.status();
-    if (!json->is_object()) return Invalid("it must be a JSON object");
-    BURST_RETURN_IF_ERROR(ReadNormalizer(Get(*json, "normalizer")));
-    BURST_RETURN_IF_ERROR(ReadPreTokenizer(Get(*json, "pre_tokenizer")));
-    const std::string decoder = TypeOf(Get(*json, "decoder"));
-    if (decoder != "ByteLevel" && !Get(*json, "decoder").is_null()) {
-      return Invalid("decoder ", Shown(decoder), " is not supported; only ByteLevel is");
-    }
+    if (!json->is_object()) return InvalidField("it must be a JSON object");
     const Json& model = Get(*json, "model");
+    BURST_ASSIGN_OR_RETURN(const bool fallback, GetBool(model, "byte_fallback", false, "model"));
+    file_.of_bytes = !fallback;
+    BURST_ASSIGN_OR_RETURN(file_.form, ReadTextForm(*json, file_.of_bytes));
+    const std::string decoder = TypeOf(Get(*json, "decoder"));
+    if (file_.of_bytes && decoder != "ByteLevel" && !Get(*json, "decoder").is_null()) {
+      return InvalidField("decoder ", Shown(decoder), " is not supported; only ByteLevel is");
+    }
     BURST_RETURN_IF_ERROR(CheckModel(model));
     BURST_RETURN_IF_ERROR(ReadVocabulary(Get(model, "vocab"), Get(*json, "added_tokens")));
     BURST_RETURN_IF_ERROR(ReadMerges(Get(model, "merges")));
@@ -89,96 +58,31 @@ class Reader {
   }
 
  private:
-  absl::Status ReadNormalizer(const Json& normalizer) {
-    if (normalizer.is_null()) return absl::OkStatus();
-    const std::string type = TypeOf(normalizer);
-    if (type == "Sequence" && Get(normalizer, "normalizers").is_array()) {
-      for (const Json& part : Get(normalizer, "normalizers")) {
-        BURST_RETURN_IF_ERROR(ReadNormalizer(part));
-      }
-      return absl::OkStatus();
-    }
-    if (type != "NFC") {
-      return Invalid("normalizer ", Shown(type), " is not supported; only NFC is");
-    }
-    file_.nfc = true;
-    return absl::OkStatus();
-  }
-
-  // Reads the pre-tokenizer: a ByteLevel with or without GPT-2's pattern, or a Split and a
-  // ByteLevel without it.
-  absl::Status ReadPreTokenizer(const Json& json) {
-    if (TypeOf(json) != "Sequence") return ReadByteLevel(json);
-    const Json& parts = Get(json, "pretokenizers");
-    if (!parts.is_array() || parts.empty() || parts.size() > 2) {
-      return Invalid("pre_tokenizer is supported with a Split and a ByteLevel only");
-    }
-    if (parts.size() == 2) BURST_RETURN_IF_ERROR(ReadSplit(parts[0]));
-    return ReadByteLevel(parts.back());
-  }
-
-  absl::Status ReadSplit(const Json& json) {
-    const std::string type = TypeOf(json);
-    if (type != "Split") {
-      return Invalid("pre_tokenizer ", Shown(type),
-                     " is not supported; only Split and ByteLevel are");
-    }
-    const Json& behavior = Get(json, "behavior");
-    if (behavior != "Isolated") {
-      return Invalid("pre_tokenizer: a Split is supported with the behavior Isolated only");
-    }
-    const Json& regex = Get(Get(json, "pattern"), "Regex");
-    if (!regex.is_string() || regex.get_ref<const std::string&>().empty()) {
-      return Invalid("pre_tokenizer: the Split has no pattern.Regex");
-    }
-    file_.pattern = regex;
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadByteLevel(const Json& json) {
-    const std::string type = TypeOf(json);
-    if (type != "ByteLevel") {
-      return Invalid("pre_tokenizer ", Shown(type),
-                     " is not supported; only ByteLevel is, after a ", "Split or alone");
-    }
-    BURST_ASSIGN_OR_RETURN(const bool space,
-                           GetBool(json, "add_prefix_space", true, "pre_tokenizer"));
-    if (space) return Invalid("pre_tokenizer.add_prefix_space is not supported");
-    BURST_ASSIGN_OR_RETURN(const bool regex, GetBool(json, "use_regex", true, "pre_tokenizer"));
-    if (!regex) return absl::OkStatus();
-    if (!file_.pattern.empty()) {
-      return Invalid("pre_tokenizer: a Split and a ByteLevel with use_regex are not supported");
-    }
-    file_.pattern = kGpt2Pattern;
-    return absl::OkStatus();
-  }
-
   absl::Status CheckModel(const Json& model) {
     const std::string type = TypeOf(model);
-    if (!model.is_object()) return Invalid("it has no model");
+    if (!model.is_object()) return InvalidField("it has no model");
     if (!type.empty() && type != "BPE") {
-      return Invalid("model ", Shown(type), " is not supported; only BPE is");
+      return InvalidField("model ", Shown(type), " is not supported; only BPE is");
     }
-    for (const char* key : {"dropout", "unk_token"}) {
-      if (!Get(model, key).is_null()) return Invalid("model.", key, " is not supported");
+    if (!Get(model, "dropout").is_null()) return InvalidField("model.dropout is not supported");
+    if (file_.of_bytes && !Get(model, "unk_token").is_null()) {
+      return InvalidField("model.unk_token is not supported");
     }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const Json& value = Get(model, key);
-      if (!value.is_null() && value != "") return Invalid("model.", key, " is not supported");
-    }
-    BURST_ASSIGN_OR_RETURN(const bool fallback, GetBool(model, "byte_fallback", false, "model"));
-    if (fallback) {
-      return Invalid(
-          "model.byte_fallback is SentencePiece's, not byte-level; give tokenizer.model");
+      if (!value.is_null() && value != "") return InvalidField("model.", key, " is not supported");
     }
     BURST_ASSIGN_OR_RETURN(file_.ignore_merges, GetBool(model, "ignore_merges", false, "model"));
+    if (file_.ignore_merges && !file_.of_bytes) {
+      return InvalidField("model.ignore_merges is not supported with byte_fallback");
+    }
     return absl::OkStatus();
   }
 
   absl::Status ReadVocabulary(const Json& vocab, const Json& added) {
     if (!vocab.is_object() || vocab.empty())
-      return Invalid("model.vocab must be an object with tokens");
-    if (!added.is_null() && !added.is_array()) return Invalid("added_tokens must be a list");
+      return InvalidField("model.vocab must be an object with tokens");
+    if (!added.is_null() && !added.is_array()) return InvalidField("added_tokens must be a list");
     int32_t largest = -1;
     ids_.reserve(vocab.size());
     for (const auto& [name, value] : vocab.items()) {
@@ -195,23 +99,29 @@ class Reader {
     // A file may leave out some ids. The bound keeps a small file from asking for much memory.
     const int64_t known = static_cast<int64_t>(vocab.size() + file_.added.size());
     if (largest > 2 * known + 1000) {
-      return Invalid("the id ", largest, " is far beyond the ", known, " tokens that there are");
+      return InvalidField("the id ", largest, " is far beyond the ", known,
+                          " tokens that there are");
     }
     file_.tokens.resize(largest + 1);
     std::vector<bool> used(largest + 1);
     for (const auto& [name, id] : ids_) {
-      if (used[id]) return Invalid("model.vocab: the id ", id, " has two tokens");
+      if (used[id]) return InvalidField("model.vocab: the id ", id, " has two tokens");
       used[id] = true;
+      if (!file_.of_bytes) {
+        ReadPieceOfCharacters(name, id);
+        continue;
+      }
       std::optional<std::string> bytes = BytesOfToken(name);
       if (bytes.has_value()) file_.piece_ids.push_back(id);
       file_.tokens[id] = bytes.has_value() ? *std::move(bytes) : name;
     }
+    if (!file_.of_bytes) CutAtWords();
     std::sort(file_.piece_ids.begin(), file_.piece_ids.end());
     for (const AddedToken& token : file_.added) {
       const auto found = ids_.find(token.text);
       if (found != ids_.end() ? found->second != token.id : used[token.id]) {
-        return Invalid("added_tokens: the id ", token.id, " of ", Shown(token.text),
-                       " is not the one that model.vocab says");
+        return InvalidField("added_tokens: the id ", token.id, " of ", Shown(token.text),
+                            " is not the one that model.vocab says");
       }
       used[token.id] = true;
       file_.tokens[token.id] = token.text;
@@ -219,36 +129,70 @@ class Reader {
     return absl::OkStatus();
   }
 
+  // Reads "<0x0A>", which is a byte, or characters, among which U+2581 is a space.
+  void ReadPieceOfCharacters(const std::string& name, int32_t id) {
+    uint32_t byte = 0;
+    if (name.size() == 6 && absl::StartsWith(name, "<0x") && name[5] == '>' &&
+        absl::SimpleHexAtoi(name.substr(3, 2), &byte)) {
+      file_.byte_ids.resize(256, -1);
+      file_.byte_ids[byte] = id;
+      file_.tokens[id] = std::string(1, static_cast<char>(byte));
+      return;
+    }
+    size_t end = 0;
+    if (!name.empty()) NextCodePoint(name, &end);
+    if (end > 0 && end == name.size()) file_.characters.emplace_back(name, id);
+    absl::string_view rest = name;
+    while (absl::ConsumePrefix(&rest, kSpaceMark)) continue;
+    reaches_to_a_space_ |= absl::StrContains(rest, kSpaceMark);
+    file_.tokens[id] = absl::StrReplaceAll(name, {{kSpaceMark, " "}});
+  }
+
+  // Cuts text before spaces, if no token reaches from another character to a space.
+  void CutAtWords() {
+    const std::string other = absl::StrCat("[^", kSpaceMark, "]");
+    if (file_.form.cuts_at_marks) {
+      file_.form.splits = {{absl::StrCat(kSpaceMark, other, "*|", other, "+")}};
+    } else if (!reaches_to_a_space_) {
+      file_.form.splits = {{absl::StrCat(kSpaceMark, "*", other, "+|", kSpaceMark, "+")}};
+    }
+  }
+
   absl::StatusOr<AddedToken> ReadAdded(const Json& json) {
     AddedToken token;
     const Json& content = Get(json, "content");
     if (!content.is_string() || content.get_ref<const std::string&>().empty()) {
-      return Invalid("added_tokens: a token has no content");
+      return InvalidField("added_tokens: a token has no content");
     }
     token.text = content;
     const std::string of = absl::StrCat("added_tokens: ", Shown(token.text));
     if (token.text.size() > kLongestAdded) {
-      return Invalid(of, " has ", token.text.size(), " bytes, more than ", kLongestAdded);
+      return InvalidField(of, " has ", token.text.size(), " bytes, more than ", kLongestAdded);
     }
     added_bytes_ += token.text.size();
     if (added_bytes_ > kMostAdded) {
-      return Invalid("added_tokens: they have more than ", kMostAdded, " bytes");
+      return InvalidField("added_tokens: they have more than ", kMostAdded, " bytes");
     }
     BURST_ASSIGN_OR_RETURN(token.id, GetId(Get(json, "id"), of));
     BURST_ASSIGN_OR_RETURN(token.special, GetBool(json, "special", false, of));
-    for (const char* key : {"single_word", "lstrip", "rstrip"}) {
-      BURST_ASSIGN_OR_RETURN(const bool set, GetBool(json, key, false, of));
-      if (set) return Invalid(of, ": ", key, " is not supported");
+    BURST_ASSIGN_OR_RETURN(token.normalized, GetBool(json, "normalized", !token.special, of));
+    BURST_ASSIGN_OR_RETURN(token.strips_left, GetBool(json, "lstrip", false, of));
+    BURST_ASSIGN_OR_RETURN(token.strips_right, GetBool(json, "rstrip", false, of));
+    BURST_ASSIGN_OR_RETURN(const bool word, GetBool(json, "single_word", false, of));
+    if (word) return InvalidField(of, ": single_word is not supported");
+    token.normalized &= file_.form.has_normalizer;
+    if (file_.form.prefix == TextForm::Prefix::kEachPart && !token.special && !token.normalized) {
+      return InvalidField(of, ": a token of texts is not supported with a space before each part");
     }
     return token;
   }
 
   absl::Status ReadMerges(const Json& merges) {
-    if (!merges.is_array()) return Invalid("model.merges must be a list");
+    if (!merges.is_array()) return InvalidField("model.merges must be a list");
     file_.merges.reserve(merges.size());
     for (const Json& merge : merges) {
       const auto bad = [&](absl::string_view why) {
-        return Invalid("model.merges: number ", file_.merges.size() + 1, " ", why);
+        return InvalidField("model.merges: number ", file_.merges.size() + 1, " ", why);
       };
       std::string left, right;
       if (merge.is_string()) {
@@ -277,6 +221,7 @@ class Reader {
   }
 
   BpeFile file_;
+  bool reaches_to_a_space_ = false;
   size_t added_bytes_ = 0;
   absl::flat_hash_map<std::string, int32_t> ids_;  // the ids of model.vocab
 };
@@ -290,8 +235,8 @@ absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,
                                                 const std::string& merges_path,
                                                 absl::string_view merges) {
   absl::StatusOr<Json> vocab = ParseJson(encoder);
-  if (!vocab.ok()) return Invalid(encoder_path, ": ", vocab.status().message());
-  if (!vocab->is_object()) return Invalid(encoder_path, ": it must be a JSON object");
+  if (!vocab.ok()) return InvalidField(encoder_path, ": ", vocab.status().message());
+  if (!vocab->is_object()) return InvalidField(encoder_path, ": it must be a JSON object");
   Json pairs = Json::array(), added = Json::array();
   int64_t number = 0;
   for (absl::string_view line : absl::StrSplit(merges, '\n')) {
@@ -301,8 +246,8 @@ absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,
     if (line.empty() || (number == 1 && absl::StartsWith(line, "#version"))) continue;
     const std::vector<std::string> parts = absl::StrSplit(line, ' ');
     if (parts.size() != 2) {
-      return Invalid(merges_path, ": line ", number,
-                     " is not two tokens with a space between them");
+      return InvalidField(merges_path, ": line ", number,
+                          " is not two tokens with a space between them");
     }
     pairs.push_back(parts);
   }

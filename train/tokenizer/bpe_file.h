@@ -1,20 +1,25 @@
-// Reads files of byte-level BPE tokenizers: tokenizer.json of the library tokenizers (Llama 3,
-// Qwen, GPT-2), and GPT-2's encoder.json with vocab.bpe (also named vocab.json and merges.txt).
+// Reads files of BPE tokenizers: tokenizer.json of the library tokenizers, GPT-2's encoder.json
+// with vocab.bpe (also named vocab.json and merges.txt), and tiktoken's files of ranks. Tokenizers
+// are byte-level (Llama 3, Qwen, GPT-2), or of characters with byte_fallback (Llama 2, Gemma).
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "train/tokenizer/text_form.h"
 
 namespace burst {
 
 struct AddedToken {
   std::string text;
   int32_t id = 0;
-  bool special = false;  // not part of a text, such as <|endoftext|>
+  bool special = false;                            // not part of a text, such as <|endoftext|>
+  bool normalized = false;                         // found in the normalized text
+  bool strips_left = false, strips_right = false;  // takes the spaces before it, or after it
 };
 
 struct BpeMerge {
@@ -22,12 +27,15 @@ struct BpeMerge {
 };
 
 struct BpeFile {
-  std::string pattern;              // cuts text into pieces; empty: a text is one piece
-  bool nfc = false;                 // text is first brought to normal form C
+  TextForm form;
+  bool of_bytes = true;             // pieces are merged from bytes; else from characters
   bool ignore_merges = false;       // a piece that equals a token becomes that token
   std::vector<std::string> tokens;  // the bytes of each id; an unused id has none
   std::vector<int32_t> piece_ids;   // ids of model.vocab whose text stands for bytes, increasing
-  std::vector<BpeMerge> merges;     // in the order of their ranks
+  // Without of_bytes: the tokens of single characters, and of the bytes of other characters.
+  std::vector<std::pair<std::string, int32_t>> characters;
+  std::vector<int32_t> byte_ids;
+  std::vector<BpeMerge> merges;  // in the order of their ranks
   std::vector<AddedToken> added;
 };
 
@@ -40,5 +48,13 @@ absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,
                                                 absl::string_view encoder,
                                                 const std::string& merges_path,
                                                 absl::string_view merges);
+
+// Returns whether a file is tiktoken's: lines of a token in base64, a space and its rank.
+bool IsTiktokenFile(absl::string_view text);
+
+// Returns Meta's tokenizer.model of Llama 3, a file of tiktoken, as the text of a tokenizer.json.
+// InvalidArgument names the line, or says that the tokenizer is another one: such a file holds
+// neither its pattern nor its special tokens.
+absl::StatusOr<std::string> TokenizerJsonOfTiktoken(absl::string_view text);
 
 }  // namespace burst

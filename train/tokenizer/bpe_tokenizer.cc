@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "train/data/utf8.h"
@@ -11,15 +14,45 @@
 namespace burst {
 namespace {
 
-// Names of the token in GPT-2 and Qwen, in Llama 3, and in other families.
-constexpr absl::string_view kEndOfTextNames[] = {"<|endoftext|>", "<|end_of_text|>", "</s>",
-                                                 "<eos>"};
+// Names of the token in GPT-2 and Qwen, in Llama 3, and in other families; the last one is
+// DeepSeek's.
+constexpr absl::string_view kEndOfTextNames[] = {
+    "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>",
+    "<\xEF\xBD\x9C"
+    "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"};
 
 // Returns whether text[at...] may be the beginning of a character that is cut.
 bool IsCutCharacter(absl::string_view text, size_t at) {
   const auto first = static_cast<unsigned char>(text[at]);
   const size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
   return at + bytes > text.size();
+}
+
+// Returns whether a character is one of Unicode's White_Space.
+bool IsSpace(uint32_t c) {
+  return (c >= 0x9 && c <= 0xD) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+// Returns the end of the spaces that begin at `begin`.
+size_t EndOfSpaces(absl::string_view text, size_t begin) {
+  size_t end = begin;
+  for (size_t next = begin; next < text.size() && IsSpace(NextCodePoint(text, &next));) end = next;
+  return end;
+}
+
+// Returns where the spaces at the end of the text begin, at least `least`.
+size_t BeginOfSpaces(absl::string_view text, size_t least) {
+  size_t begin = text.size();
+  while (begin > least) {
+    size_t before = begin - 1;
+    while (before > least && ContinuesCharacter(text[before])) --before;
+    size_t next = before;
+    if (!IsSpace(NextCodePoint(text, &next))) break;
+    begin = before;
+  }
+  return begin;
 }
 
 }  // namespace
@@ -74,29 +107,84 @@ absl::StatusOr<std::shared_ptr<const BpeTokenizer>> BpeTokenizer::FromTokenizerJ
   BURST_ASSIGN_OR_RETURN(BpeFile file, ParseTokenizerJson(text));
   BURST_ASSIGN_OR_RETURN(BpeVocabulary vocabulary, BpeVocabulary::Create(file));
   std::shared_ptr<BpeTokenizer> tokenizer(new BpeTokenizer(std::move(file), std::move(vocabulary)));
-  const BpeFile& read = tokenizer->file_;
-  if (!read.pattern.empty()) {
+  for (const TextForm::Split& split : tokenizer->file_.form.splits) {
     absl::StatusOr<std::shared_ptr<const SplitPattern>> pattern =
-        SplitPattern::Compile(read.pattern);
+        SplitPattern::Compile(split.pattern);
     if (!pattern.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("pre_tokenizer: ", pattern.status().message()));
     }
-    tokenizer->pattern_ = *std::move(pattern);
+    tokenizer->patterns_.push_back(*std::move(pattern));
   }
+  tokenizer->TakeAdded();
+  return std::shared_ptr<const BpeTokenizer>(std::move(tokenizer));
+}
+
+void BpeTokenizer::TakeAdded() {
   size_t best = std::size(kEndOfTextNames);
-  std::vector<std::pair<std::string, int32_t>> all, not_special;
-  for (const AddedToken& token : read.added) {
-    all.emplace_back(token.text, token.id);
-    if (!token.special) not_special.emplace_back(token.text, token.id);
+  std::vector<std::pair<std::string, int32_t>> all, not_special, raw, raw_not_special;
+  for (const AddedToken& token : file_.added) {
+    std::string text = token.text;
+    if (token.normalized) {
+      text.clear();
+      AppendFormed(token.text, /*begins_text=*/false, /*begins_part=*/true, &text);
+    }
+    added_[token.id] = {text.size(), token.strips_left, token.strips_right};
+    for (AddedTokens* tokens : {&all_, &not_special_, &raw_, &raw_not_special_}) {
+      tokens->strip_left |= token.strips_left;
+    }
+    all.emplace_back(text, token.id);
+    if (!token.special) not_special.emplace_back(text, token.id);
+    if (!token.normalized) raw.emplace_back(text, token.id);
+    if (!token.normalized && !token.special) raw_not_special.emplace_back(text, token.id);
     const size_t place = std::find(std::begin(kEndOfTextNames), std::end(kEndOfTextNames),
                                    absl::string_view(token.text)) -
                          std::begin(kEndOfTextNames);
-    if (place < best) best = place, tokenizer->end_of_text_ = token.id;
+    if (place < best) best = place, end_of_text_ = token.id;
   }
-  tokenizer->all_.Take(std::move(all));
-  tokenizer->not_special_.Take(std::move(not_special));
-  return std::shared_ptr<const BpeTokenizer>(std::move(tokenizer));
+  all_.Take(std::move(all));
+  not_special_.Take(std::move(not_special));
+  raw_.Take(std::move(raw));
+  raw_not_special_.Take(std::move(raw_not_special));
+}
+
+void BpeTokenizer::AppendFormed(absl::string_view part, bool begins_text, bool begins_part,
+                                std::string* out) const {
+  const TextForm& form = file_.form;
+  if (part.empty()) return;
+  const bool begins = form.prefix == TextForm::Prefix::kFirstPart ? begins_text : begins_part;
+  const bool has_space = absl::StartsWith(part, " ") || absl::StartsWith(part, kSpaceMark);
+  if (form.prefix != TextForm::Prefix::kNone && begins && !(form.prefix_once && has_space)) {
+    absl::StrAppend(out, kSpaceMark);
+  }
+  std::string composed;
+  if (form.nfc) {
+    AppendNfc(part, &composed);
+    part = composed;
+  }
+  if (!form.marks_spaces) {
+    absl::StrAppend(out, part);
+    return;
+  }
+  for (const char c : part) {
+    if (c == ' ') {
+      absl::StrAppend(out, kSpaceMark);
+    } else {
+      out->push_back(c);
+    }
+  }
+}
+
+size_t BpeTokenizer::Length(int32_t token, absl::string_view text) const {
+  const auto added = added_.find(token);
+  if (added == added_.end()) {
+    const absl::string_view bytes = Bytes(token);
+    const size_t marks = file_.of_bytes ? 0 : absl::c_count(bytes, ' ');
+    return std::min(text.size(), bytes.size() + marks * (kSpaceMark.size() - 1));
+  }
+  const size_t before = added->second.strips_left ? EndOfSpaces(text, 0) : 0;
+  const size_t end = std::min(text.size(), before + added->second.length);
+  return added->second.strips_right ? EndOfSpaces(text, end) : end;
 }
 
 std::unique_ptr<FileEncoder> BpeTokenizer::MakeEncoder(Specials specials) const {
@@ -106,33 +194,38 @@ std::unique_ptr<FileEncoder> BpeTokenizer::MakeEncoder(Specials specials) const 
 BpeEncoder::BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials)
     : tokenizer_(std::move(tokenizer)),
       added_(specials == Specials::kAreText ? tokenizer_->not_special_ : tokenizer_->all_),
+      raw_(specials == Specials::kAreText ? tokenizer_->raw_not_special_ : tokenizer_->raw_),
       merger_(tokenizer_->vocabulary_) {
-  if (tokenizer_->pattern_ != nullptr) {
-    matcher_ = std::make_unique<PatternMatcher>(tokenizer_->pattern_);
-  }
+  for (const auto& pattern : tokenizer_->patterns_) matchers_.emplace_back(pattern);
 }
 
-// Returns the leftmost added token that begins in [begin, end). If several begin there, it is the
-// longest one.
-BpeEncoder::Found BpeEncoder::FindAdded(absl::string_view text, size_t begin, size_t end) const {
-  if (added_.nodes.empty()) return {end, 0, -1};
+// Returns the leftmost added token that begins in [begin, end), with the spaces that it takes. If
+// several begin there, it is the longest one.
+BpeEncoder::Found BpeEncoder::FindAdded(const BpeTokenizer::AddedTokens& added,
+                                        absl::string_view text, size_t begin, size_t end) const {
+  if (added.nodes.empty()) return {end, 0, -1};
   for (size_t at = begin; at < end; ++at) {
-    if (!added_.begins[static_cast<uint8_t>(text[at])]) continue;
-    const auto [token, length] = added_.Longest(text.substr(at));
-    if (token >= 0) return {at, length, token};
+    if (!added.begins[static_cast<uint8_t>(text[at])]) continue;
+    const auto [token, length] = added.Longest(text.substr(at));
+    if (token < 0) continue;
+    const BpeTokenizer::Added& found = tokenizer_->added_.at(token);
+    const size_t first = found.strips_left ? BeginOfSpaces(text.substr(0, at), begin) : at;
+    const size_t last = found.strips_right ? EndOfSpaces(text, at + length) : at + length;
+    return {first, last - first, token};
   }
   return {end, 0, -1};
 }
 
-void BpeEncoder::AppendNormalized(absl::string_view text, bool /*begins*/, std::string* out) const {
-  if (!tokenizer_->normalizes()) {
+void BpeEncoder::AppendNormalized(absl::string_view text, bool begins, std::string* out) const {
+  if (!tokenizer_->file_.form.changes_text()) {
     absl::StrAppend(out, text);
     return;
   }
-  // An added token is found before the text around it is normalized.
+  // An added token is found before the text around it is formed.
   for (size_t at = 0; at < text.size();) {
-    const Found added = FindAdded(text, at, text.size());
-    AppendNfc(text.substr(at, added.begin - at), out);
+    const Found added = FindAdded(raw_, text, at, text.size());
+    tokenizer_->AppendFormed(text.substr(at, added.begin - at), begins && at == 0, begins || at > 0,
+                             out);
     absl::StrAppend(out, text.substr(added.begin, added.length));
     at = added.begin + added.length;
   }
@@ -164,14 +257,47 @@ BpeEncoder::Part BpeEncoder::PartAt(absl::string_view text, size_t begin, bool c
   Part part = run_;
   if (part.kind == Part::Kind::kBroken || added_.nodes.empty()) return part;
   // An added token is UTF-8, so it does not reach across runs. Near the end of the text so far, a
-  // cut added token may begin.
+  // cut added token may begin, which may take the spaces before it.
   const size_t cut = part.complete ? 0 : std::min(part.end - begin, added_.longest - 1);
-  const Found added = FindAdded(text.substr(0, part.end), begin, part.end - cut);
+  const size_t run_end = part.end;
+  const Found added = FindAdded(added_, text.substr(0, run_end), begin, run_end - cut);
   part.end = added.begin;
-  if (added.token < 0) return part;
+  if (added.token < 0) {
+    if (!part.complete && added_.strip_left) {
+      part.end = BeginOfSpaces(text.substr(0, part.end), begin);
+    }
+    while (part.end > begin && part.end < run_end && ContinuesCharacter(text[part.end])) --part.end;
+    return part;
+  }
+  const bool may_go_on = !part.complete && added.begin + added.length == run_end &&
+                         tokenizer_->added_.at(added.token).strips_right;
   part.complete = true;
   if (added.begin > begin) return part;
+  if (may_go_on) return {Part::Kind::kText, begin, false, -1};
   return {Part::Kind::kAdded, begin + added.length, true, added.token};
+}
+
+absl::StatusOr<size_t> BpeEncoder::AppendPiece(absl::string_view text, size_t first, bool complete,
+                                               std::vector<int32_t>* tokens) {
+  if (first == matchers_.size()) {
+    if (!complete) return kMore;
+    merger_.Append(text, tokens);
+    return text.size();
+  }
+  BURST_ASSIGN_OR_RETURN(const size_t length, matchers_[first].FirstPiece(text, complete));
+  if (length == PatternMatcher::kMore) return kMore;
+  const absl::string_view piece = text.substr(0, length);
+  if (tokenizer_->file_.form.splits[first].must_match && !matchers_[first].matched()) {
+    return absl::InvalidArgumentError(absl::StrCat("the tokenizer's Split would remove '",
+                                                   absl::Utf8SafeCEscape(piece.substr(0, 40)),
+                                                   "'; give a text without it"));
+  }
+  for (size_t at = 0; at < length;) {
+    BURST_ASSIGN_OR_RETURN(const size_t part,
+                           AppendPiece(piece.substr(at), first + 1, /*complete=*/true, tokens));
+    at += part;
+  }
+  return length;
 }
 
 absl::StatusOr<size_t> BpeEncoder::EncodePieces(absl::string_view text, size_t begin, size_t limit,
@@ -185,7 +311,7 @@ absl::StatusOr<size_t> BpeEncoder::EncodePieces(absl::string_view text, size_t b
       at = part.end;
       continue;
     }
-    if (part.kind == Part::Kind::kBroken || matcher_ == nullptr) {
+    if (part.kind == Part::Kind::kBroken) {
       if (!part.complete) return kMore;
       merger_.Append(text.substr(at, part.end - at), tokens);
       at = part.end;
@@ -194,9 +320,8 @@ absl::StatusOr<size_t> BpeEncoder::EncodePieces(absl::string_view text, size_t b
     if (part.end == at) return kMore;
     while (at < std::min(part.end, limit)) {
       BURST_ASSIGN_OR_RETURN(const size_t length,
-                             matcher_->FirstPiece(text.substr(at, part.end - at), part.complete));
-      if (length == PatternMatcher::kMore) return kMore;
-      merger_.Append(text.substr(at, length), tokens);
+                             AppendPiece(text.substr(at, part.end - at), 0, part.complete, tokens));
+      if (length == kMore) return kMore;
       at += length;
     }
     if (at < limit && !part.complete) return kMore;

@@ -1,5 +1,5 @@
-// A byte-level BPE tokenizer: text is cut at added tokens, then by a pattern into pieces, and each
-// piece is merged from its bytes (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
+// A BPE tokenizer: text is cut at added tokens, then by patterns into pieces, and each piece is
+// merged from its bytes or characters (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
 //
 // A text may have any bytes. Valid UTF-8 has the tokens that tiktoken and tokenizers give it. A run
 // of bytes that are not UTF-8 ends the text before it and is a separate piece.
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "train/tokenizer/bpe.h"
@@ -32,9 +33,8 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
   absl::string_view Bytes(int32_t token) const override {
     return token < 0 || token >= vocab() ? absl::string_view() : file_.tokens[token];
   }
-  size_t Length(int32_t token, absl::string_view) const override { return Bytes(token).size(); }
+  size_t Length(int32_t token, absl::string_view text) const override;
   std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const override;
-  bool normalizes() const { return file_.nfc; }
 
  private:
   friend class BpeEncoder;
@@ -50,6 +50,7 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
     std::vector<Node> nodes;  // empty: no tokens; else the first node is the empty text
     size_t longest = 0;       // the length of the longest text
     bool begins[256] = {};    // which bytes begin a text
+    bool strip_left = false;  // whether some token takes the spaces before it
 
     // Takes the added tokens. If two have one text, the last counts.
     void Take(std::vector<std::pair<std::string, int32_t>> added);
@@ -61,10 +62,23 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
   BpeTokenizer(BpeFile file, BpeVocabulary vocabulary)
       : file_(std::move(file)), vocabulary_(std::move(vocabulary)) {}
 
+  // What an added token is in a formed text.
+  struct Added {
+    size_t length = 0;  // bytes of its text there
+    bool strips_left = false, strips_right = false;
+  };
+  void TakeAdded();
+  // Appends the form of a part of a text between added tokens. `begins_text` and `begins_part` say
+  // that the text or the part begins here.
+  void AppendFormed(absl::string_view part, bool begins_text, bool begins_part,
+                    std::string* out) const;
+
   BpeFile file_;
   BpeVocabulary vocabulary_;
-  std::shared_ptr<const SplitPattern> pattern_;  // none: a text is one piece
-  AddedTokens not_special_, all_;
+  std::vector<std::shared_ptr<const SplitPattern>> patterns_;  // of file_.form.splits
+  absl::flat_hash_map<int32_t, Added> added_;
+  // Tokens that are found in the formed text, and those that are found before a text is formed.
+  AddedTokens not_special_, all_, raw_not_special_, raw_;
   int32_t end_of_text_ = -1;
 };
 
@@ -90,12 +104,17 @@ class BpeEncoder : public FileEncoder {
   };
   static Part RunAt(absl::string_view text, size_t begin, bool complete);
   Part PartAt(absl::string_view text, size_t begin, bool complete);
-  Found FindAdded(absl::string_view text, size_t begin, size_t end) const;
+  Found FindAdded(const BpeTokenizer::AddedTokens& added, absl::string_view text, size_t begin,
+                  size_t end) const;
+  // Appends the tokens of the first piece that the matchers from `first` on cut off the text, and
+  // returns its length or kMore.
+  absl::StatusOr<size_t> AppendPiece(absl::string_view text, size_t first, bool complete,
+                                     std::vector<int32_t>* tokens);
 
   const std::shared_ptr<const BpeTokenizer> tokenizer_;
-  const BpeTokenizer::AddedTokens& added_;
+  const BpeTokenizer::AddedTokens &added_, &raw_;
   BpeMerger merger_;
-  std::unique_ptr<PatternMatcher> matcher_;
+  std::vector<PatternMatcher> matchers_;
   Part run_;  // the current run of UTF-8, or of other bytes
 };
 

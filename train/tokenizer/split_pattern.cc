@@ -169,6 +169,7 @@ absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool c
   const uint32_t options = PCRE2_NOTEMPTY_ATSTART | (complete ? 0 : PCRE2_PARTIAL_HARD);
   // PCRE2 does not say how many steps a match took, but whether a limit was enough.
   uint32_t steps = kFirstSteps;
+  matched_ = false;
   int result = Match(text, options, steps);
   while (result == PCRE2_ERROR_MATCHLIMIT && steps < kMostSteps) {
     steps_ += steps;
@@ -191,7 +192,8 @@ absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool c
   }
   const size_t* match = pcre2_get_ovector_pointer(data_.get());
   if (match[0] > match[1]) return absl::ResourceExhaustedError("the tokenizer's pattern uses \\K");
-  const size_t length = match[0] > 0 ? match[0] : match[1];
+  matched_ = match[0] == 0;
+  const size_t length = matched_ ? match[1] : match[0];
   BURST_CHECK(length > 0 && length <= text.size()) << length;
   bytes_ += static_cast<int64_t>(length);
   return length;

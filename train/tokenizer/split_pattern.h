@@ -48,6 +48,8 @@ class PatternMatcher {
   // later text. ResourceExhausted means that the pattern takes too long: more steps for a piece
   // than PCRE2 allows, or more than kStepsPerByte over all pieces.
   absl::StatusOr<size_t> FirstPiece(absl::string_view text, bool complete);
+  // Returns whether the last piece was a match.
+  bool matched() const { return matched_; }
 
  private:
   struct Free {
@@ -63,6 +65,7 @@ class PatternMatcher {
   int Match(absl::string_view text, uint32_t options, uint32_t steps);
 
   std::shared_ptr<const SplitPattern> pattern_;
+  bool matched_ = false;
   int64_t steps_ = 0;  // the steps of matches that took more than kFirstSteps
   int64_t bytes_ = 0;  // the bytes of all pieces
   std::unique_ptr<pcre2_match_data, Free> data_;

@@ -1,0 +1,169 @@
+#include "train/tokenizer/text_form.h"
+
+#include "absl/strings/ascii.h"
+#include "burst/base/status.h"
+#include "train/tokenizer/json_fields.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::json;
+
+// GPT-2's pattern (Radford et al., 2019).
+constexpr char kGpt2Pattern[] =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// Returns a pattern that matches exactly this text.
+std::string Quoted(const std::string& text) {
+  std::string pattern;
+  for (const char c : text) {
+    if (absl::ascii_isascii(c) && !absl::ascii_isalnum(c)) pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
+}
+
+class Reader {
+ public:
+  explicit Reader(bool of_bytes) : of_bytes_(of_bytes) {}
+
+  absl::StatusOr<TextForm> Read(const Json& json) {
+    BURST_RETURN_IF_ERROR(ReadNormalizer(Get(json, "normalizer")));
+    const Json& pre_tokenizer = Get(json, "pre_tokenizer");
+    std::vector<Json> parts;
+    BURST_RETURN_IF_ERROR(Flatten(pre_tokenizer, &parts));
+    if (of_bytes_) {
+      if (parts.empty()) parts.push_back(Json());  // the error below names it
+      const Json last = parts.back();
+      parts.pop_back();
+      for (const Json& part : parts) BURST_RETURN_IF_ERROR(ReadCut(part));
+      BURST_RETURN_IF_ERROR(ReadByteLevel(last));
+      if (form_.marks_spaces || form_.prefix != TextForm::Prefix::kNone) {
+        return InvalidField("normalizer: U+2581 for spaces is supported with byte_fallback only");
+      }
+      return std::move(form_);
+    }
+    for (const Json& part : parts) BURST_RETURN_IF_ERROR(ReadOfMarks(part));
+    if (!form_.marks_spaces) {
+      return InvalidField("model.byte_fallback is supported with U+2581 for spaces only");
+    }
+    return std::move(form_);
+  }
+
+ private:
+  static absl::Status Flatten(const Json& json, std::vector<Json>* parts) {
+    if (json.is_null()) return absl::OkStatus();
+    if (TypeOf(json) != "Sequence") {
+      parts->push_back(json);
+      return absl::OkStatus();
+    }
+    const Json& list = Get(json, "pretokenizers");
+    if (!list.is_array()) return InvalidField("pre_tokenizer: a Sequence has no pretokenizers");
+    for (const Json& part : list) BURST_RETURN_IF_ERROR(Flatten(part, parts));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadNormalizer(const Json& json) {
+    if (json.is_null()) return absl::OkStatus();
+    const std::string type = TypeOf(json);
+    if (type == "Sequence" && Get(json, "normalizers").is_array()) {
+      for (const Json& part : Get(json, "normalizers")) {
+        BURST_RETURN_IF_ERROR(ReadNormalizer(part));
+      }
+      return absl::OkStatus();
+    }
+    form_.has_normalizer = true;
+    if (type == "NFC") {
+      form_.nfc = true;
+    } else if (type == "Prepend" && Get(json, "prepend") == std::string(kSpaceMark)) {
+      form_.prefix = TextForm::Prefix::kEachPart;
+    } else if (type == "Replace" && Get(Get(json, "pattern"), "String") == " " &&
+               Get(json, "content") == std::string(kSpaceMark)) {
+      form_.marks_spaces = true;
+    } else {
+      return InvalidField(
+          "normalizer ", Shown(type),
+          " is not supported; only NFC is, and U+2581 for spaces (Prepend, Replace)");
+    }
+    return absl::OkStatus();
+  }
+
+  // Reads a part that cuts a text before a ByteLevel.
+  absl::Status ReadCut(const Json& json) {
+    const std::string type = TypeOf(json);
+    if (type == "Digits") {
+      BURST_ASSIGN_OR_RETURN(const bool single,
+                             GetBool(json, "individual_digits", false, "pre_tokenizer"));
+      form_.splits.push_back({single ? "\\p{N}" : "\\p{N}+"});
+      return absl::OkStatus();
+    }
+    if (type != "Split") {
+      return InvalidField("pre_tokenizer ", Shown(type),
+                          " is not supported; only Split, Digits and ByteLevel are");
+    }
+    BURST_ASSIGN_OR_RETURN(const bool inverted, GetBool(json, "invert", false, "pre_tokenizer"));
+    const Json& behavior = Get(json, "behavior");
+    const bool removes = behavior == "Removed";
+    if (behavior != "Isolated" && !(removes && inverted)) {
+      return InvalidField(
+          "pre_tokenizer: a Split is supported with the behavior Isolated, or Removed and invert");
+    }
+    const Json& regex = Get(Get(json, "pattern"), "Regex");
+    const Json& text = Get(Get(json, "pattern"), "String");
+    const Json& pattern = regex.is_null() ? text : regex;
+    if (!pattern.is_string() || pattern.get_ref<const std::string&>().empty()) {
+      return InvalidField("pre_tokenizer: the Split has no pattern.Regex");
+    }
+    const std::string given = pattern;
+    form_.splits.push_back({regex.is_null() ? Quoted(given) : given, removes});
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadByteLevel(const Json& json) {
+    const std::string type = TypeOf(json);
+    if (type != "ByteLevel") {
+      return InvalidField("pre_tokenizer ", Shown(type),
+                          " is not supported; only ByteLevel is, alone or after Split and Digits");
+    }
+    BURST_ASSIGN_OR_RETURN(const bool space,
+                           GetBool(json, "add_prefix_space", true, "pre_tokenizer"));
+    if (space) return InvalidField("pre_tokenizer.add_prefix_space is not supported");
+    BURST_ASSIGN_OR_RETURN(const bool regex, GetBool(json, "use_regex", true, "pre_tokenizer"));
+    if (regex) form_.splits.push_back({kGpt2Pattern});
+    return absl::OkStatus();
+  }
+
+  // Reads a part of a tokenizer of characters: a Metaspace, or a Split at spaces, which are gone.
+  absl::Status ReadOfMarks(const Json& json) {
+    const std::string type = TypeOf(json);
+    if (type == "Split" && form_.marks_spaces && Get(Get(json, "pattern"), "String") == " ") {
+      return absl::OkStatus();
+    }
+    if (type != "Metaspace" || Get(json, "replacement") != std::string(kSpaceMark)) {
+      return InvalidField("pre_tokenizer ", Shown(type),
+                          " is not supported with byte_fallback; only Metaspace is");
+    }
+    BURST_ASSIGN_OR_RETURN(form_.cuts_at_marks, GetBool(json, "split", true, "pre_tokenizer"));
+    BURST_ASSIGN_OR_RETURN(const bool adds,
+                           GetBool(json, "add_prefix_space", true, "pre_tokenizer"));
+    const Json& scheme = Get(json, "prepend_scheme");
+    form_.marks_spaces = form_.prefix_once = true;
+    if (scheme == "never" || (scheme.is_null() && !adds)) return absl::OkStatus();
+    if (scheme != "first" && scheme != "always" && !scheme.is_null()) {
+      return InvalidField("pre_tokenizer.prepend_scheme must be first, always or never");
+    }
+    form_.prefix = scheme == "first" ? TextForm::Prefix::kFirstPart : TextForm::Prefix::kEachPart;
+    return absl::OkStatus();
+  }
+
+  const bool of_bytes_;
+  TextForm form_;
+};
+
+}  // namespace
+
+absl::StatusOr<TextForm> ReadTextForm(const Json& tokenizer_json, bool of_bytes) {
+  return Reader(of_bytes).Read(tokenizer_json);
+}
+
+}  // namespace burst
