@@ -8,6 +8,7 @@
 
 from . import masks
 from ._attention import attention, cross_attention, ulysses_attention
+from ._context_parallel import ContextParallel, context_parallel
 from ._library import BurstError, OutOfMemoryError, RankLostError
 from ._ranks import connect, disconnect
 from ._transformers import register
@@ -16,6 +17,7 @@ from .scores import alibi_slopes
 
 __version__ = "0.1.0"
 __all__ = [
-    "BurstError", "OutOfMemoryError", "RankLostError", "alibi_slopes", "attention", "connect", "cross_attention",
-    "disconnect", "masks", "positions", "register", "shard", "ulysses_attention", "unshard",
+    "BurstError", "ContextParallel", "OutOfMemoryError", "RankLostError", "alibi_slopes", "attention", "connect",
+    "context_parallel", "cross_attention", "disconnect", "masks", "positions", "register", "shard",
+    "ulysses_attention", "unshard",
 ]

@@ -16,7 +16,7 @@ _HARMLESS = frozenset((
     "cache_position", "deterministic", "layer_idx", "max_length_k", "max_length_q", "num_items_in_batch",
     "output_hidden_states", "output_router_logits", "past_key_value", "past_key_values",
     "position_embeddings", "return_dict", "target_dtype", "training", "use_cache", "use_top_left_mask",
-    "logits_to_keep", "mm_token_type_ids", "token_type_ids"))
+    "logits_to_keep", "mm_token_type_ids", "shift_labels", "token_type_ids"))
 _NOT_REGISTERED = ("q", "k", "v", "return_lse", "return_max_logit")
 
 
@@ -67,20 +67,35 @@ def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = 
         ValueError: an argument is not one of burst.attention's. The registered attention raises it, too, for
             a mask or a keyword that it does not serve, and names it.
     """
+    check_version("register")
+    check_arguments("register", arguments)
+    put(name, Served(group, layout, arguments))
+
+
+def check_version(caller):
+    """Raises an ImportError without a transformers that tells attentions their masks."""
     try:
-        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS  # noqa: F401
     except ImportError as error:
-        raise ImportError("register: transformers must be 4.53 or newer, which tells an attention its mask; "
-                          "upgrade it") from error
+        raise ImportError("%s: transformers must be 4.53 or newer, which tells an attention its mask; upgrade it" %
+                          caller) from error
+
+
+def check_arguments(caller, arguments):
+    """Raises a ValueError for an argument that attention() lacks or that changes what it returns."""
     known = inspect.signature(attention).parameters
     for argument in arguments:
         if argument not in known or argument in _NOT_REGISTERED:
-            raise ValueError("register: %s must be an argument of burst.attention that does not change what "
-                             "it returns; got %r" % (argument, arguments[argument]))
-    served = _Attention(group, layout, arguments)
+            raise ValueError("%s: %s must be an argument of burst.attention that does not change what "
+                             "it returns; got %r" % (caller, argument, arguments[argument]))
+
+
+def put(name, served):
+    """Registers a Served under a name of transformers."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     ALL_ATTENTION_FUNCTIONS.register(name, served.forward)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, masks.mask_function(lambda: size_of(group)))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, masks.mask_function(lambda: size_of(served.group)))
 
 
 def _meet(a, b):
@@ -99,18 +114,22 @@ def _are_within(slices, starts):
     return all(of(a) == of(b - 1) == of(c) == of(d - 1) for row in slices for a, b, c, d, _ in row)
 
 
-class _Attention:
-    """A registered attention. Models call its forward."""
+class Served:
+    """A registered attention. Models call its forward.
+
+    own: the positions of this rank's tokens, int64 [tokens], where the caller has cut the batch itself. They are then
+    not checked. calls: how often models have called forward."""
 
     def __init__(self, group, layout, arguments):
-        self._group, self._layout, self._arguments = group, layout, arguments
+        self.group, self._layout, self._arguments = group, layout, arguments
+        self.own, self.calls = None, 0
         self._positions = Positions(group, layout, arguments)
         self._masks, self._lengths, self._packings = _Seen(), _Seen(), _Seen()
 
     def forward(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
                 sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_ids=None,
                 cu_seq_lens_q=None, cu_seq_lens_k=None, **others):
-        ranks = size_of(self._group)
+        ranks, self.calls = size_of(self.group), self.calls + 1
         lengths = query.shape[2], key.shape[2]
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
@@ -118,14 +137,18 @@ class _Attention:
             _check_others(others)
             mask = self._mask(attention_mask, lengths, is_causal, sliding_window, ranks)
             documents = self._documents(mask, cu_seq_lens_q, cu_seq_lens_k, query, ranks)
-            if ranks > 1:
+            if ranks > 1 and self.own is None:
                 self._positions.check(mask.positions if position_ids is None else position_ids, lengths[0],
                                       documents, mask.causal, mask.window)
-            elif documents is None and mask.slices is None:
+            if mask.chunk:
+                documents = self._chunks(documents, mask.chunk)
+            elif ranks == 1 and documents is None and mask.slices is None:
                 self._check_packing(position_ids)
         except ValueError as error:
-            refuse(self._group, query, "seqlen" in self._arguments, error)
-        given = dict(softmax_scale=scaling, sinks=s_aux, group=self._group, layout=self._layout)
+            refuse(self.group, query, "seqlen" in self._arguments, error)
+        given = dict(softmax_scale=scaling, sinks=s_aux, group=self.group, layout=self._layout)
+        if ranks > 1:
+            query = self._tuned(module, query)
         tensors = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if lengths[0] != lengths[1]:
             return self._cross(tensors, given, softcap, dropout), None
@@ -188,6 +211,39 @@ class _Attention:
         if registered is not None and not all(_are_within(mask.slices, row) for row in registered):
             raise ValueError("documents: must be left out with a mask that has padding or blocks")
         return None
+
+    def _chunks(self, documents, chunk):
+        """Returns documents that start at every chunk of the sequence, or of each of its documents (Llama 4)."""
+        seqlen = self._arguments.get("seqlen")
+        if seqlen is None and self._arguments.get("cu_seqlens") is not None:
+            seqlen = ints(self._arguments["cu_seqlens"])[-1]
+        if seqlen is None:
+            raise ValueError("seqlen: must be registered for chunked attention over a group; got None; pass "
+                             "burst.register(group, seqlen=...)")
+        restarts = masks.chunks_restart()
+        rows = []
+        for row in documents or ((0,),):
+            starts = sorted({0, *row})
+            cuts = [range(begin if restarts else -(-begin // chunk) * chunk, end, chunk)
+                    for begin, end in zip(starts, starts[1:] + [seqlen])]
+            rows.append(tuple(sorted({*starts}.union(*cuts))))
+        return tuple(rows)
+
+    def _tuned(self, module, query):
+        """Returns Llama 4's queries, whose scale depends on their positions, where the model took a rank's tokens for
+        the first ones of a sequence."""
+        if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+            return query
+        own = self.own if self.own is not None else self._positions.own(query.shape[2])
+        if own is None:
+            raise ValueError("seqlen: must be registered for this model over a group, because its queries' scale depends "
+                             "on positions; got None; pass burst.register(group, seqlen=...)")
+
+        def scale(at):
+            return torch.log1p(torch.floor((at.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+
+        at = torch.arange(query.shape[2], device=query.device)
+        return (query * (scale(own.to(query.device)) / scale(at))[:, None]).to(query.dtype)
 
     def _bounds(self, of_queries, of_keys):
         if of_queries is None and of_keys is None:

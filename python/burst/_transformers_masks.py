@@ -35,12 +35,14 @@ class Mask:
     attention of each layer, some through another model, which takes it for a tensor of 4 dimensions.
 
     documents: rows of starts, or None. slices: rows of tuples, or None. lengths: (queries, keys). positions:
-    position_ids that the mask was made with, where they are not checked yet."""
+    position_ids that the mask was made with, where they are not checked yet. chunk: over a group, tokens of chunks
+    that do not see one another; 0: none."""
 
     ndim = 4
 
     def __init__(self, lengths, causal=False, window=0, documents=None, slices=None, refusal=None,
-                 positions=None):
+                 positions=None, chunk=0):
+        self.chunk = chunk
         self.lengths, self.causal, self.window, self.documents = lengths, causal, window, documents
         self.slices, self.refusal, self.positions = slices, refusal, positions
         self.frozen = None if slices is None else _freeze(slices)
@@ -228,9 +230,12 @@ def without_positions(function):
     """Returns (function, position_ids or None) for ranks, whose position_ids leap without being packed."""
     name, made = _part(function)
     if name == "and_masks" and len(made["mask_functions"]) == 2:
-        (remap, of_remap), (packed, _) = map(_part, made["mask_functions"])
-        if remap == "remap_positions_for_packed_sequence" and packed == "packed_sequence_mask_function":
-            return of_remap["mask_function"], of_remap["position_ids"]
+        first, second = made["mask_functions"]
+        if _part(second)[0] == "packed_sequence_mask_function":
+            remap, of_remap = _part(first)
+            if remap == "remap_positions_for_packed_sequence":
+                return of_remap["mask_function"], of_remap["position_ids"]
+            return first, None  # before transformers 5
     return function, None
 
 
@@ -295,17 +300,35 @@ def of_function(function, rows, n, padding, values):
     return of_intervals(lows, highs, " and ".join(_parts_of(function)))
 
 
+def _without_chunks(function):
+    """Returns (function, tokens of a chunk or 0) for a causal mask of chunks without padding."""
+    name, made = _part(function)
+    if name == "and_masks" and len(made["mask_functions"]) == 2:
+        (first, of_first), (second, _) = map(_part, made["mask_functions"])
+        if first == "chunked_overlay" and second == "causal_mask_function":
+            if not bool(torch.as_tensor(of_first.get("left_padding", 0)).any()):
+                return made["mask_functions"][1], of_first["chunk_size"]
+    return function, 0
+
+
+def chunks_restart():
+    """Returns whether this transformers counts chunks from the start of each packed document."""
+    from transformers import masking_utils
+    return hasattr(masking_utils, "remap_positions_for_packed_sequence")
+
+
 def of_ranks(function, n, padding):
     """Returns the Mask of a mask function that gets one rank's part of the sequences."""
     if padding is not None:
         return Mask((n, n), refusal="attention_mask: padding over a group of ranks is not served; pack the sequences "
                             "and pass burst.register(group, documents=...)")
     function, positions = without_positions(function)
+    function, chunk = _without_chunks(function)
     found = plain(function)
     if found is None:
         return Mask((n, n), refusal="attention_mask: a mask of %s is not served over a group of ranks; use a group of "
                             "one, or attn_implementation='sdpa'" % " and ".join(_parts_of(function)))
-    return Mask((n, n), *found, positions=positions)
+    return Mask((n, n), *found, positions=positions, chunk=chunk)
 
 
 def _values_of(sdpa_mask, function, rows, n, padding, use_vmap, device):

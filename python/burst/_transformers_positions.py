@@ -80,6 +80,13 @@ class Positions:
             "positions in each document, and burst.register(group, documents=...)" %
             (_shortly(given[0].tolist() if len(given) else []), self._layout))
 
+    def own(self, n):
+        """Returns the positions of this rank's n tokens by the registered length of the sequence, or None."""
+        if self.arguments.get("seqlen") is None and self.arguments.get("cu_seqlens") is None:
+            return None
+        return next((at for seqlen in self._lengths(n) for at in [positions(seqlen, self.group, self._layout)]
+                     if len(at) == n), None)
+
     def _warn(self, why):
         if not is_compiling() and not self._warned:
             self._warned = True

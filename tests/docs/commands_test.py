@@ -46,7 +46,7 @@ NOT_RUN = {
     "nsys": "needs a GPU and Nsight",
     "bazel run //train -- --model=llama_1b --data='shards/*.bin' --precision=fp8": "needs a GPU",
     "torchrun --nproc_per_node=4 -m burst": "//tests/python:package_test runs it",
-    "torchrun --nproc_per_node=4 examples/finetune.py": "//tests/python:finetune_test runs it",
+    "torchrun --nproc_per_node=4 examples/pytorch/finetune.py": "//tests/python:finetune_test runs it",
     "torchrun --nnodes=2": "needs two hosts: //tests/hosts:two_hosts_test",
     "mpirun": "//tests/comm and //tests/faults run mpirun",
     "srun": "needs Slurm; //tests/comm:process_launch_test has its variables",

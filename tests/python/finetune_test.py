@@ -1,4 +1,4 @@
-"""Tests examples/finetune.py: over two ranks, with FSDP2 and without, it has the losses of a rank with SDPA, and
+"""Tests examples/pytorch/finetune.py: over two ranks, with FSDP2 and without, it has the losses of a rank with SDPA, and
 transformers reads the tuned model."""
 
 import os
@@ -11,7 +11,7 @@ import unittest
 import torch
 from harness import main
 
-EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/finetune.py")
+EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/pytorch/finetune.py")
 
 
 def make_model(folder):

@@ -6,6 +6,8 @@ import faulthandler
 import math
 import os
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -41,6 +43,22 @@ def run_ranks(size, body, expect=None):
             failures.append("rank %d of %d ended with %d\n%s" % (rank, size, code, text))
     if failures:
         raise AssertionError("\n".join(failures))
+
+
+def run_program(ranks, *arguments, **environment):
+    """Returns what each rank of a Python program prints. Fails unless all exit with 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    # These are torchrun's variables. torch 1.13's torchrun does not work with Python 3.11.
+    started = [subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+                 MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **environment)) for rank in range(ranks)]
+    said = [process.communicate(timeout=PATIENCE) for process in started]
+    if any(process.returncode for process in started):
+        raise AssertionError("\n".join(out + error[-4000:] for out, error in said))
+    return [out for out, _ in said]
 
 
 def _child(rank, size, body, store, writing):

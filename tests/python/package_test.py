@@ -6,7 +6,6 @@ import io
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -15,7 +14,7 @@ import unittest
 import zipfile
 
 import burst
-from harness import main
+from harness import main, run_program
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -110,25 +109,13 @@ class SourceTest(unittest.TestCase):
 
 
 class ProgramTest(unittest.TestCase):
-    def start(self, **environment):
-        return subprocess.Popen([sys.executable, "-m", "burst"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                text=True, env=dict(os.environ, **environment))
-
     def test_ranks(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
         for ranks in (1, 2):
-            # These are torchrun's variables. torch 1.13's torchrun does not work with Python 3.11.
-            started = [self.start() if ranks == 1 else self.start(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(ranks)]
-            said = [process.communicate(timeout=100) for process in started]
-            self.assertEqual([process.returncode for process in started], [0] * ranks, said)
-            self.assertEqual(said[-1][0] == "", ranks > 1)
-            self.assertRegex(said[0][0], r"(?m)^burst +%s, " % re.escape(burst.__version__))
-            self.assertRegex(said[0][0], r"(?m)^torch +\d")
-            found = re.findall(r"self-test +right: 12 cases on (\w+) \w+ over (\d) ranks?, off by [\d.e-]+", said[0][0])
+            said = run_program(ranks, "-m", "burst")
+            self.assertEqual(said[-1] == "", ranks > 1)
+            self.assertRegex(said[0], r"(?m)^burst +%s, " % re.escape(burst.__version__))
+            self.assertRegex(said[0], r"(?m)^torch +\d")
+            found = re.findall(r"self-test +right: 12 cases on (\w+) \w+ over (\d) ranks?, off by [\d.e-]+", said[0])
             self.assertEqual([dtype for dtype, _ in found][:2], ["float64", "float32"])
             self.assertEqual({count for _, count in found}, {str(ranks)})
 

@@ -99,7 +99,7 @@ def refused(rank, group):
     model = model_of("Llama4ForCausalLM", "Llama4TextConfig", intermediate_size_mlp=48, head_dim=8,
                      num_hidden_layers=4, num_local_experts=2, attention_chunk_size=4)
     model.set_attn_implementation("burst")
-    rejected(run, "chunked_overlay")
+    rejected(run, "seqlen: must be registered for chunked attention")
 
 
 def graphs_over_ranks(rank, group):

@@ -16,6 +16,17 @@ try:
 except ImportError:
     transformers = masking_utils = None
 
+
+def set_attention(model, name):
+    """Does what transformers' set_attn_implementation does, which 4.53 lacks."""
+    model.config._attn_implementation = name
+    for config in (getattr(model.config, key) for key in getattr(model.config, "sub_configs", ())):
+        config._attn_implementation = name
+
+
+if transformers is not None and not hasattr(transformers.PreTrainedModel, "set_attn_implementation"):
+    transformers.PreTrainedModel.set_attn_implementation = set_attention
+
 SMALL = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 BART = dict(vocab_size=50, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,

@@ -33,8 +33,8 @@ s = socket.socket()
 s.bind(("127.0.0.1", 0))
 print(s.getsockname()[1])')
 export MASTER_PORT
-RANK=1 LOCAL_RANK=1 "$work/bin/python" "$here/../../examples/attention.py" &
-output=$(RANK=0 LOCAL_RANK=0 "$work/bin/python" "$here/../../examples/attention.py")
+RANK=1 LOCAL_RANK=1 "$work/bin/python" "$here/../../examples/pytorch/ring.py" &
+output=$(RANK=0 LOCAL_RANK=0 "$work/bin/python" "$here/../../examples/pytorch/ring.py")
 wait $!
 echo "$output"
 grep -q "^1,024 tokens over 2 ranks: out is off by .*e-1[0-9]" <<<"$output"

@@ -1,7 +1,7 @@
 """Computes attention over a sequence that is spread over ranks, forward and backward, and compares it with
 attention on one rank:
 
-  torchrun --nproc_per_node=4 examples/attention.py      # GPUs if there are enough, else CPUs
+  torchrun --nproc_per_node=4 examples/pytorch/ring.py      # GPUs if there are enough, else CPUs
 """
 
 import os

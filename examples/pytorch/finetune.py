@@ -1,6 +1,6 @@
 """Fine-tunes a language model of transformers on a text, with every sequence spread over the ranks:
 
-  torchrun --nproc_per_node=4 examples/finetune.py --model=DIR --text=FILE --seqlen=131072 --fsdp
+  torchrun --nproc_per_node=4 examples/pytorch/finetune.py --model=DIR --text=FILE --seqlen=131072 --fsdp
 
 DIR is a model as transformers keeps it (config.json, safetensors, tokenizer). The ranks use GPUs if there
 are enough, else CPUs. Five lines marked with "Burst" make it long-context. With one rank and

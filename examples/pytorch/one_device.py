@@ -1,0 +1,29 @@
+"""Computes attention on one device and compares it with torch's own:
+
+  python examples/pytorch/one_device.py
+"""
+
+import torch
+
+import burst
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+
+# [batch, tokens, heads, head_dim]: 8 query heads share 2 heads of keys and values.
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, 512, heads, 64, device=device, dtype=dtype, requires_grad=True) for heads in (8, 2, 2))
+
+out = burst.attention(q, k, v, causal=True)
+out.sum().backward()
+
+# torch wants heads before tokens, and as many of keys as of queries.
+heads_first = [x.detach().transpose(1, 2) for x in (q, k, v)]
+want = torch.nn.functional.scaled_dot_product_attention(
+    heads_first[0], *(x.repeat_interleave(4, dim=1) for x in heads_first[1:]), is_causal=True).transpose(1, 2)
+print("out is off by %.1e from torch's, which is at most %.1f" % ((out - want).abs().max(), want.abs().max()))
+
+# Masks that torch's kernels do not take: a window, packed documents, any union of slices.
+burst.attention(q, k, v, window=128)
+burst.attention(q, k, v, documents=[0, 100, 350])
+burst.attention(q, k, v, causal=False, slices=burst.masks.tree(200, [100, 212]))
