@@ -126,6 +126,10 @@ class Served:
         self._positions = Positions(group, layout, arguments)
         self._masks, self._lengths, self._packings = _Seen(), _Seen(), _Seen()
 
+    def set_cu_seqlens(self, bounds):
+        """Takes the bounds of the whole sequence's documents for the calls that follow."""
+        self._arguments["cu_seqlens"] = tuple(bounds)
+
     def forward(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
                 sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_ids=None,
                 cu_seq_lens_q=None, cu_seq_lens_k=None, **others):

@@ -13,18 +13,23 @@ window_size (pair of int): flash_attn's (left, right), -1 for no limit.
 group (ProcessGroup or DeviceMesh): None: all ranks.
 return_attn_probs (bool): return (out, lse, None) instead of out.
 
-For the other arguments and the errors, see burst.attention. Use burst.attention with documents instead of
-llama3_flash_attn_varlen_func, and burst.register instead of the adapters.
+llama3_flash_attn_varlen_func takes contiguous parts of a whole packed sequence, of equal lengths, and what
+llama3_flash_attn_prepare_cu_seqlens returns. substitute_hf_flash_attn and update_ring_flash_attn_params do so for
+models of transformers.
+
+For the other arguments and the errors, see burst.attention.
 """
 
-from typing import Callable, Optional, Tuple, Union
+import json
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
+from . import _ranks
 from ._arguments import Refusal
 from ._attention import _attend, attention
-from ._types import Group, Numbers
+from ._types import Group, Integers, Numbers
 from .burst_attn import _world
 
 _Result = Union[Tensor, Tuple[Tensor, Tensor, None]]
@@ -144,3 +149,101 @@ def _named(name, layout, *functions):
 (zigzag_ring_flash_attn_varlen_func, zigzag_ring_flash_attn_varlen_kvpacked_func,
  zigzag_ring_flash_attn_varlen_qkvpacked_func) = _varlen_functions("zigzag_ring_flash_attn_varlen",
                                                                    "zigzag")
+
+
+def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens: Integers, causal: bool, rank: int,
+                                         world_size: int) -> Tuple[Tensor, Tensor, int, int, slice]:
+    """Returns the bounds of this rank's queries and of the keys that they see, for llama3_flash_attn_varlen_func.
+
+    Args:
+        cu_seqlens (Tensor): [documents + 1], of the whole sequence, whose length world_size divides.
+        causal (bool): as for llama3_flash_attn_varlen_func.
+        rank, world_size (int): this rank and the number of ranks.
+
+    Returns:
+        tuple: cu_seqlens_q, cu_seqlens_k (int32, on the device of cu_seqlens), max_seqlen_q, max_seqlen_k, and
+            local_k_slice, the keys' place in the whole sequence.
+
+    Raises ValueError if world_size does not divide the length.
+    """
+    whole = torch.as_tensor(cu_seqlens)
+    bounds = whole.tolist()
+    if bounds[-1] % world_size:
+        raise ValueError("cu_seqlens: must end with a multiple of the %d ranks; got %d" % (world_size, bounds[-1]))
+    length = bounds[-1] // world_size
+    begin, end = rank * length, (rank + 1) * length
+    own = [(start, stop) for start, stop in zip(bounds, bounds[1:]) if begin < stop and start < end and start < stop]
+    first, last = own[0][0], end if causal else own[-1][1]
+    both = ([0] + [min(stop, end) - begin for _, stop in own], [0] + [min(stop, last) - first for _, stop in own])
+    tensors = [torch.tensor(of, dtype=torch.int32, device=whole.device) for of in both]
+    longest = [max(b - a for a, b in zip(of, of[1:])) for of in both]
+    return tensors[0], tensors[1], longest[0], longest[1], slice(first, last)
+
+
+def _starts_of_all(cu_seqlens_q, local_k_slice, tokens, device, group):
+    """Returns the starts of all documents. Each rank knows those among its own tokens. Collective."""
+    begin = 0 if group is None else torch.distributed.get_rank(group) * tokens
+    own = [begin + bound for bound in torch.as_tensor(cu_seqlens_q).tolist()[1:-1]]
+    if local_k_slice.start == begin:
+        own.insert(0, begin)
+    if _ranks.size_of(group) == 1:
+        return own
+    ranks = _ranks.ranks_of(_ranks.process_group(group), device)
+    with ranks.device.lock:
+        ranks.device.enter()
+        text = json.dumps(own).encode()
+        lengths = [int.from_bytes(length, "little") for length in ranks.exchange(len(text).to_bytes(8, "little"))]
+        texts = ranks.exchange(text.ljust(max(lengths), b" "))
+    return sorted({start for other in texts for start in json.loads(other)})
+
+
+def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                                  max_seqlen_q: int, max_seqlen_k: int, heads_k_stride: int, local_k_slice: slice,
+                                  dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
+                                  window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
+                                  deterministic: bool = False, return_attn_probs: bool = False,
+                                  group: Optional[Group] = None) -> _Result:
+    """Computes attention of packed documents over contiguous parts of the whole sequence; see the module.
+
+    heads_k_stride is taken and changes nothing, because keys go around a ring. Raises as burst.attention does.
+    """
+    group = _world(group)
+    starts = _starts_of_all(cu_seqlens_q, local_k_slice, q.shape[0], q.device, group)
+    causal, window = _window(window_size, causal)
+    out, lse = attention(q, k, v, causal=causal, softmax_scale=softmax_scale, window=window, documents=starts,
+                         group=group, layout="contiguous", deterministic=deterministic, return_lse=True,
+                         alibi_slopes=alibi_slopes, dropout_p=dropout_p)
+    return (out, lse, None) if return_attn_probs else out
+
+
+_substituted: Dict[str, Any] = {}  # registered attentions, by names of implementations
+
+
+def substitute_hf_flash_attn(process_group: Optional[Group], heads_k_stride: int = 1) -> None:
+    """Makes transformers' flash_attention_2, and "burst", attend over contiguous parts of packed sequences.
+
+    Call update_ring_flash_attn_params for each batch. heads_k_stride is taken and changes nothing.
+
+    Raises ImportError without transformers 4.53 or newer.
+    """
+    from ._transformers import Served, check_version, put
+    check_version("substitute_hf_flash_attn")
+    for name in ("flash_attention_2", "burst"):
+        _substituted[name] = Served(_world(process_group), "contiguous", {})
+        put(name, _substituted[name])
+
+
+def update_ring_flash_attn_params(cu_seqlens: Integers, process_group: Optional[Group] = None) -> None:
+    """Says where the documents of the next batch begin, for models after substitute_hf_flash_attn.
+
+    Args:
+        cu_seqlens (Tensor): [documents + 1], of the whole sequence.
+        process_group: taken for its name, because the group is the substituted one.
+
+    Raises ValueError before substitute_hf_flash_attn.
+    """
+    if not _substituted:
+        raise ValueError("update_ring_flash_attn_params: substitute_hf_flash_attn must come first; got no substitution")
+    bounds = torch.as_tensor(cu_seqlens).tolist()
+    for served in _substituted.values():
+        served.set_cu_seqlens(bounds)

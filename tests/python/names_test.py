@@ -93,6 +93,77 @@ def ring_flash_attn_varlen(rank, group):
             close(packed(torch.stack(local, 1), own, 6, causal=causal), out)
 
 
+def llama3(rank, group):
+    """Contiguous parts of a packed sequence, by the bounds that each rank prepares."""
+    size = dist.get_world_size(group)
+    for bounds in ([0, 12], [0, 3, 12], [0, 6, 6, 12], [0, 1, 5, 11, 12]):
+        bounds = [bound * size for bound in bounds]
+        whole = [normal(name, bounds[-1], heads, 8).requires_grad_() for name, heads in (("q", 4), ("k", 2), ("v", 2))]
+        for causal, window in ((True, 0), (False, 0), (True, 4)):
+            cut = functools.partial(burst.shard, dim=0, group=group, layout="contiguous")
+            local = [cut(x).detach().requires_grad_() for x in whole]
+            *prepared, keys = ring_flash_attn.llama3_flash_attn_prepare_cu_seqlens(
+                torch.tensor(bounds, dtype=torch.int32), causal, rank, size)
+            # The published meaning: attention of the rank's queries to the keys of the slice, from the last ones.
+            want = by_documents(local[0], whole[1][keys], whole[2][keys], *(x.tolist() for x in prepared[:2]), causal,
+                                window)
+            out, lse, nothing = ring_flash_attn.llama3_flash_attn_varlen_func(
+                *local, *prepared, 1, keys, causal=causal, window_size=(window - 1, 0) if window else (-1, -1),
+                return_attn_probs=True, group=group)
+            close(out, want)
+            assert nothing is None and lse.shape == (4, len(local[0]))
+            full, _ = naive(*(x[None] for x in whole), causal=causal, window=window, starts=[bounds[:-1]])
+            gradients_close(out.sin().sum(), local, full.sin().sum(), whole, cut)
+    if size > 1:
+        try:
+            ring_flash_attn.llama3_flash_attn_prepare_cu_seqlens([0, 2 * size + 1], True, rank, size)
+        except ValueError as error:
+            assert str(error).startswith("cu_seqlens: must end with a multiple"), error
+        else:
+            raise AssertionError("an odd length")
+
+
+def by_documents(q, k, v, bounds, key_bounds, causal, window):
+    """Returns attention of documents one by one; query i of a document is at the place of its key i + keys - queries."""
+    parts = []
+    for a, b, c, d in zip(bounds, bounds[1:], key_bounds, key_bounds[1:]):
+        ahead = torch.arange(d - c)[None] - torch.arange(b - a)[:, None] - (d - c - b + a)
+        hidden = (ahead > 0) if causal else torch.zeros_like(ahead, dtype=torch.bool)
+        if window:
+            hidden |= ahead <= -window
+        keys, values = (x[c:d].repeat_interleave(2, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[a:b], keys) / q.shape[2]**0.5
+        parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -float("inf")).softmax(-1), values))
+    return torch.cat(parts)
+
+
+def adapters(rank, group):
+    """A substituted flash_attention_2 has the logits of documents alone, batch after batch."""
+    import transformers
+    try:
+        ring_flash_attn.update_ring_flash_attn_params([0, 4])
+    except ValueError as error:
+        assert "substitute_hf_flash_attn must come first" in str(error), error
+    else:
+        raise AssertionError("nothing was substituted")
+    ring_flash_attn.substitute_hf_flash_attn(group, 1)
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(**SMALL)
+    config._attn_implementation = "sdpa"
+    model = transformers.LlamaForCausalLM(config).double()
+    cut = functools.partial(burst.shard, dim=1, group=group, layout="contiguous")
+    for bounds in ([0, 5, 16], [0, 3, 9, 16]):
+        tokens, documents = torch.randint(50, (1, 16)), list(zip(bounds, bounds[1:]))
+        at = torch.cat([torch.arange(b - a) for a, b in documents])[None]
+        model.config._attn_implementation = "sdpa"
+        want = torch.cat([model(input_ids=tokens[:, a:b], use_cache=False).logits for a, b in documents], 1)
+        ring_flash_attn.update_ring_flash_attn_params(torch.tensor(bounds, dtype=torch.int32), group)
+        for name in ("flash_attention_2", "burst"):
+            model.config._attn_implementation = name
+            have = model(input_ids=cut(tokens), position_ids=cut(at), use_cache=False).logits
+            torch.testing.assert_close(have, cut(want), atol=2e-6, rtol=0)
+
+
 def published(rank, group):
     whole = [normal(name, 1, 24, 4, 8).requires_grad_() for name in "qkv"]
     for apply, layout in ((burst_attn.OpBurstAttn.apply, "zigzag"),
@@ -255,6 +326,18 @@ class NamesTest(unittest.TestCase):
 
     def test_ring_flash_attn_varlen(self):
         run_ranks(3, ring_flash_attn_varlen)
+
+    def test_llama3(self):
+        for size in (1, 3):
+            with self.subTest(size=size):
+                run_ranks(size, llama3)
+
+    def test_adapters(self):
+        try:
+            from transformers import masking_utils  # noqa: F401
+        except ImportError:
+            self.skipTest("there is no transformers with masking_utils (4.53)")
+        run_ranks(2, adapters)
 
     def test_published(self):
         run_ranks(4, published)
