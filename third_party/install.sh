@@ -24,6 +24,7 @@ packages=(
   libxxhash-dev          # checksums of checkpoints
   zlib1g-dev             # data: .gz
   libzstd-dev            # data: .zst
+  python3-jinja2         # chat templates
   libgtest-dev           # tests
   libgmock-dev
   libbenchmark-dev       # benchmarks

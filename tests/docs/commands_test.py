@@ -25,6 +25,7 @@ PROGRAMS = {
     "plan": ("train/tools/plan", ["--seqlen=1024"]),
     "generate": ("train/tools/generate", ["--tokens=4"]),
     "tokenize": ("train/tools/tokenize", []),
+    "chats": ("train/tools/chats", []),
     "export": ("train/tools/export", []),
     "import": ("train/tools/import", []),
     "attention": ("examples/attention", []),
@@ -110,6 +111,9 @@ def make_files(folder):
     made &= run(small(train + "other --data=my.txt --tokenizer=llama3/tokenizer.json") + ["--steps=1"], folder)
     made &= run(small("bazel run //train:export -- runs/other --out=DIR"), folder)
     shutil.copy(folder / "llama3/tokenizer.json", folder / "DIR")
+    (folder / "DIR/chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    chat = [dict(role="user", content="sentence"), dict(role="assistant", content="of many")]
+    (folder / "chats.jsonl").write_text(100 * (json.dumps(dict(messages=chat)) + "\n"))
     os.symlink("NAME", folder / "runs/llama_tiny-1")
     return made
 

@@ -51,7 +51,8 @@ absl::StatusOr<GlobalBatch> SequenceSampler::Training(int64_t first, int64_t cou
 
 absl::StatusOr<int64_t> SequenceSampler::TrainingTargets(int64_t first, int64_t count) const {
   int64_t targets = count * options_.seqlen;
-  for (int64_t i = 0; i < count && options_.packed; ++i) {
+  const bool drops = options_.packed || span_.corpus->has_marks();
+  for (int64_t i = 0; i < count && drops; ++i) {
     BURST_ASSIGN_OR_RETURN(const Boundaries boundaries, BoundariesOf(TrainingStart(first + i)));
     targets -= static_cast<int64_t>(boundaries.dropped.size());
   }
@@ -60,8 +61,12 @@ absl::StatusOr<int64_t> SequenceSampler::TrainingTargets(int64_t first, int64_t 
 
 absl::StatusOr<SequenceSampler::Boundaries> SequenceSampler::BoundariesOf(int64_t start) const {
   Boundaries boundaries;
-  if (!options_.packed) return boundaries;
   const int64_t end = start + options_.seqlen;
+  const bool has_marks = span_.corpus->has_marks();
+  if (has_marks) {
+    BURST_RETURN_IF_ERROR(span_.corpus->NotCounted(start + 1, end + 1, &boundaries.dropped));
+  }
+  if (!options_.packed) return boundaries;
   std::vector<int64_t> starts;
   BURST_RETURN_IF_ERROR(span_.corpus->DocumentStarts(start, end + 1, &starts));
   const bool separated = span_.corpus->separator() >= 0;
@@ -71,7 +76,7 @@ absl::StatusOr<SequenceSampler::Boundaries> SequenceSampler::BoundariesOf(int64_
     if (at < end) boundaries.starts.push_back(at);
     // A separator after a separator would teach that a document may be empty.
     const bool ends_a_document = separated && (i == 0 || starts[i - 1] != at - 1);
-    if (!ends_a_document) boundaries.dropped.push_back(at);
+    if (!has_marks && !ends_a_document) boundaries.dropped.push_back(at);
   }
   return boundaries;
 }

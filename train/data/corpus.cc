@@ -126,8 +126,21 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
 }
 
 absl::Status CheckTeaches(absl::string_view option, const TokenSpan& span, int32_t end_of_text) {
-  if (end_of_text < 0 || span.size() == 0) return absl::OkStatus();
+  if (span.size() == 0) return absl::OkStatus();
   constexpr int64_t kAtOnce = 1 << 16;
+  if (span.corpus->has_marks()) {
+    std::vector<int64_t> not_counted;
+    for (int64_t begin = span.begin; begin < span.end; begin += kAtOnce) {
+      const int64_t end = std::min(begin + kAtOnce, span.end);
+      not_counted.clear();
+      BURST_RETURN_IF_ERROR(span.corpus->NotCounted(begin, end, &not_counted));
+      if (static_cast<int64_t>(not_counted.size()) < end - begin) return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", option, ": must teach something; got ", Thousands(span.size()),
+                     " tokens that do not count in the loss; give documents with counted tokens"));
+  }
+  if (end_of_text < 0) return absl::OkStatus();
   std::vector<int32_t> tokens;
   for (int64_t begin = span.begin; begin < span.end; begin += kAtOnce) {
     tokens.resize(std::min(kAtOnce, span.end - begin));

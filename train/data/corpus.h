@@ -34,6 +34,15 @@ class Corpus {
   // -1 means that there is no such token.
   virtual int32_t separator() const = 0;
 
+  // Says that marks of the tokens decide which of them count in the loss. Otherwise all do, except
+  // that with packed documents the first of a document counts only if it is a separator.
+  virtual bool has_marks() const { return false; }
+  // Appends the positions in [begin, end) of tokens that do not count by their marks, increasing.
+  virtual absl::Status NotCounted(int64_t /*begin*/, int64_t /*end*/,
+                                  std::vector<int64_t>* /*places*/) const {
+    return absl::OkStatus();
+  }
+
   // Returns the first document start after token 0; size() if there is only one document.
   virtual int64_t second_document() const = 0;
 
@@ -80,8 +89,8 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data,
                                               const Tokenizer* vocabulary = nullptr,
                                               const LineFormat& lines = {});
 
-// Returns InvalidArgument that names the option if a span has only end-of-text tokens, which teach
-// nothing.
+// Returns InvalidArgument that names the option if a span has only end-of-text tokens, or tokens
+// that do not count, which teach nothing.
 absl::Status CheckTeaches(absl::string_view option, const TokenSpan& span, int32_t end_of_text);
 
 }  // namespace burst

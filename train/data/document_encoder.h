@@ -44,9 +44,11 @@ struct SkippedLines {
 // The tokens of a piece, in the order of the texts.
 struct EncodedPiece {
   std::vector<int32_t> tokens;
-  std::vector<int64_t> starts;  // indices into `tokens` at which a document starts; tokens.size()
-                                // for a document whose first token comes later, or is missing
-  int64_t bytes = 0;            // bytes of text, unpacked
+  std::vector<int64_t> starts;   // indices into `tokens` at which a document starts; tokens.size()
+                                 // for a document whose first token comes later, or is missing
+  std::vector<uint8_t> counted;  // whether each token counts in the loss; empty: all do
+  std::vector<bool> masked;      // whether each document has a mask; with `counted`
+  int64_t bytes = 0;             // bytes of text, unpacked
   SkippedLines skipped;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -15,33 +16,52 @@ namespace {
 
 constexpr EnumName<BadLines> kBadLines[] = {{BadLines::kError, "error"}, {BadLines::kSkip, "skip"}};
 
+constexpr char kCounted[] = "counted";
+
 // Keeps the text of an object's key, and drops all other values as they are read.
 class DocumentHandler {
  public:
   explicit DocumentHandler(const LineFormat& format) : format_(format) {}
 
-  bool null() { return Value(); }
-  bool boolean(bool) { return Value(); }
-  bool number_integer(int64_t) { return Value(); }
-  bool number_unsigned(uint64_t) { return Value(); }
-  bool number_float(double, const std::string&) { return Value(); }
+  bool null() { return Other(); }
+  bool boolean(bool) { return Other(); }
+  bool number_integer(int64_t) { return Other(); }
+  bool number_unsigned(uint64_t value) {
+    if (depth_ == 3 && is_counted_) bounds_.push_back(value);
+    return depth_ == 3 && is_counted_ ? Value() : Other();
+  }
+  bool number_float(double, const std::string&) { return Other(); }
   bool binary(nlohmann::json::binary_t&) { return false; }
   bool string(std::string& value) {
-    if (!Value()) return false;
+    if (!Other()) return false;
     if (depth_ != 1 || !is_field_) return true;
     has_text_ = true;
     document_.text = std::move(value);
     return true;
   }
   bool start_object(size_t) {
-    if (depth_ > 0 && !Value()) return false;
+    if (depth_ > 0 && !Other()) return false;
     return Open();
   }
-  bool start_array(size_t) { return Value() && Open(); }
+  bool start_array(size_t) {
+    if (!Value()) return false;
+    if (is_counted_ && depth_ == 1) document_.masked = true;
+    if (is_counted_ && depth_ > 2) are_ranges_ = false;
+    return Open();
+  }
   bool end_object() { return Close(); }
-  bool end_array() { return Close(); }
+  bool end_array() {
+    if (is_counted_ && depth_ == 3) {
+      are_ranges_ &= bounds_.size() % 2 == 0;
+      if (bounds_.size() / 2 != ++ranges_) are_ranges_ = false;
+    }
+    return Close();
+  }
   bool key(std::string& key) {
-    if (depth_ == 1) is_field_ = key == format_.field;
+    if (depth_ != 1) return true;
+    is_field_ = key == format_.field;
+    is_counted_ = key == kCounted;
+    if (is_counted_) document_.masked = false, are_ranges_ = true, ranges_ = 0, bounds_.clear();
     return true;
   }
   bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception&) {
@@ -50,9 +70,23 @@ class DocumentHandler {
 
   absl::StatusOr<LineDocument> Take() {
     if (!error_.empty()) return absl::InvalidArgumentError(error_);
-    if (has_text_) return std::move(document_);
-    return absl::InvalidArgumentError(
-        absl::StrCat("it has no text with the key '", format_.field, "' (--field)"));
+    if (!has_text_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("it has no text with the key '", format_.field, "' (--field)"));
+    }
+    if (!document_.masked) return std::move(document_);
+    for (size_t i = 0; i + 1 < bounds_.size(); i += 2) {
+      document_.counted.push_back(
+          {static_cast<int64_t>(bounds_[i]), static_cast<int64_t>(bounds_[i + 1])});
+    }
+    for (size_t i = 0; i < bounds_.size(); ++i) {
+      are_ranges_ &=
+          bounds_[i] <= document_.text.size() && (i == 0 || bounds_[i - 1] <= bounds_[i]);
+    }
+    if (are_ranges_) return std::move(document_);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", kCounted, "' must be a list of ranges [begin, end] of bytes of the text, ",
+        "increasing; write it by //train:chats"));
   }
 
  private:
@@ -61,6 +95,11 @@ class DocumentHandler {
     return false;
   }
 
+  // A value that is not a part of ranges.
+  bool Other() {
+    if (is_counted_ && depth_ > 1) are_ranges_ = false;
+    return Value();
+  }
   // A value of the field's key replaces an earlier one.
   bool Value() {
     if (depth_ == 0) return Refuse("it must be a JSON object");
@@ -81,7 +120,10 @@ class DocumentHandler {
 
   const LineFormat& format_;
   LineDocument document_;
-  bool has_text_ = false, is_field_ = false;
+  bool has_text_ = false, is_field_ = false, is_counted_ = false;
+  bool are_ranges_ = true;        // whether the value of kCounted has the form of ranges
+  std::vector<uint64_t> bounds_;  // their numbers
+  size_t ranges_ = 0;
   int depth_ = 0;
   std::string error_;
 };

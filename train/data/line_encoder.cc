@@ -82,6 +82,12 @@ class LineReader {
   int64_t number_ = 0, line_ = 1, counted_ = 0;
 };
 
+// The encoders of a thread; null for tokenizers of bytes and of characters.
+struct Encoders {
+  std::unique_ptr<FileEncoder> text;   // special tokens are text
+  std::unique_ptr<FileEncoder> chats;  // special tokens are tokens
+};
+
 class LineEncoder {
  public:
   LineEncoder(const Sources& sources, const Tokenizer& tokenizer, const LineFormat& format,
@@ -106,12 +112,16 @@ class LineEncoder {
   // Works on one thread. The sink gets the pieces in order, and the first error ends all threads.
   void Work(const std::function<absl::Status(const EncodedPiece&)>& sink) {
     const FileTokenizer* const of_file = tokenizer_.of_file().get();
-    const auto encoder = of_file == nullptr ? nullptr : of_file->MakeEncoder(Specials::kAreText);
+    Encoders encoders;
+    if (of_file != nullptr) {
+      encoders = {of_file->MakeEncoder(Specials::kAreText),
+                  of_file->MakeEncoder(Specials::kAreTokens)};
+    }
     while (true) {
       absl::StatusOr<Lines> lines = Read();
       if (lines.ok() && lines->text.empty()) return;
       EncodedPiece piece;
-      absl::Status status = lines.ok() ? Encode(*lines, encoder.get(), &piece) : lines.status();
+      absl::Status status = lines.ok() ? Encode(*lines, encoders, &piece) : lines.status();
       std::unique_lock<std::mutex> lock(mutex_);
       const int64_t number = lines.ok() ? lines->number : read_;
       turn_.wait(lock, [&] { return next_ == number || !error_.ok(); });
@@ -134,7 +144,7 @@ class LineEncoder {
     return lines;
   }
 
-  absl::Status Encode(const Lines& lines, FileEncoder* encoder, EncodedPiece* piece) const {
+  absl::Status Encode(const Lines& lines, const Encoders& encoders, EncodedPiece* piece) const {
     piece->bytes = static_cast<int64_t>(lines.text.size());
     const absl::string_view text = lines.text;
     int64_t number = lines.first_line;
@@ -144,25 +154,93 @@ class LineEncoder {
       at = end + 1;
       if (line.find_first_not_of(" \t\r") == absl::string_view::npos) continue;
       const size_t tokens = piece->tokens.size();
-      absl::Status status = EncodeLine(line, encoder, piece);
+      absl::Status status = EncodeLine(line, encoders, piece);
       if (status.ok()) continue;
       status =
           sources_.Error(absl::Status(status.code(), absl::StrCat(lines.file->path, ": line ",
                                                                   number, ": ", status.message())));
       if (format_.bad_lines == BadLines::kError) return status;
       piece->tokens.resize(tokens);
+      if (!piece->counted.empty()) piece->counted.resize(tokens);
       piece->skipped.Add({1, std::string(status.message())});
     }
     return absl::OkStatus();
   }
 
-  absl::Status EncodeLine(absl::string_view line, FileEncoder* encoder, EncodedPiece* piece) const {
+  absl::Status EncodeLine(absl::string_view line, const Encoders& encoders,
+                          EncodedPiece* piece) const {
     BURST_ASSIGN_OR_RETURN(const LineDocument document, ParseLine(line, format_));
-    const int64_t start = static_cast<int64_t>(piece->tokens.size());
-    BURST_RETURN_IF_ERROR(encoder == nullptr ? tokenizer_.Encode(document.text, &piece->tokens)
-                                             : encoder->Encode(document.text, &piece->tokens));
-    piece->starts.push_back(start);
+    const size_t start = piece->tokens.size();
+    if (document.masked) {
+      BURST_RETURN_IF_ERROR(EncodeMasked(document, encoders.chats.get(), piece));
+    } else {
+      BURST_RETURN_IF_ERROR(encoders.text == nullptr
+                                ? tokenizer_.Encode(document.text, &piece->tokens)
+                                : encoders.text->Encode(document.text, &piece->tokens));
+      if (!piece->counted.empty()) piece->counted.resize(piece->tokens.size(), true);
+    }
+    piece->starts.push_back(static_cast<int64_t>(start));
+    if (document.masked || !piece->masked.empty()) {
+      piece->masked.resize(piece->starts.size() - 1, false);
+      piece->masked.push_back(document.masked);
+    }
     return absl::OkStatus();
+  }
+
+  // Appends the tokens of a text with a mask. A token counts if it holds a byte of a counted range,
+  // except for the first one, which nothing predicts.
+  absl::Status EncodeMasked(const LineDocument& document, FileEncoder* encoder,
+                            EncodedPiece* piece) const {
+    if (encoder == nullptr) {
+      return absl::InvalidArgumentError("a text with a mask needs a file's tokens (--tokenizer)");
+    }
+    std::string text;  // normalized
+    encoder->AppendNormalized(document.text, /*begins=*/true, &text);
+    const std::vector<LineDocument::Range> counted = Normalized(document, *encoder);
+    std::vector<int32_t>& tokens = piece->tokens;
+    const size_t first = tokens.size();
+    piece->counted.resize(first, true);
+    size_t range = 0;
+    const auto add = [&](size_t begin, size_t end) {
+      while (range < counted.size() && counted[range].end <= static_cast<int64_t>(begin)) ++range;
+      const bool counts =
+          range < counted.size() && counted[range].begin < static_cast<int64_t>(end);
+      piece->counted.push_back(counts && piece->counted.size() > first);
+    };
+    for (size_t at = 0; at < text.size();) {
+      const size_t before = tokens.size();
+      BURST_ASSIGN_OR_RETURN(const size_t end, encoder->EncodePieces(text, at, at + 1,
+                                                                     /*complete=*/true, &tokens));
+      for (size_t i = before; i < tokens.size(); ++i) {
+        const size_t next =
+            i + 1 == tokens.size()
+                ? end
+                : at + tokenizer_.of_file()->Length(tokens[i], absl::string_view(text).substr(at));
+        add(at, next);
+        at = next;
+      }
+      at = end;
+    }
+    return absl::OkStatus();
+  }
+
+  // Returns the counted ranges of the normalized text.
+  static std::vector<LineDocument::Range> Normalized(const LineDocument& document,
+                                                     const FileEncoder& encoder) {
+    std::vector<LineDocument::Range> ranges;
+    std::string text;
+    int64_t done = 0;
+    const auto length_at = [&](int64_t place) {
+      const absl::string_view part = absl::string_view(document.text).substr(done, place - done);
+      encoder.AppendNormalized(part, /*begins=*/done == 0, &text);
+      done = place;
+      return static_cast<int64_t>(text.size());
+    };
+    for (const LineDocument::Range& range : document.counted) {
+      const int64_t begin = length_at(range.begin);
+      ranges.push_back({begin, length_at(range.end)});
+    }
+    return ranges;
   }
 
   const Sources& sources_;

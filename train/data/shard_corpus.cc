@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 // The version of the scan. Increase it when a scan would find something else.
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 
 std::string Describe(const ShardScan& scan) {
   return Json{{"version", kVersion},
@@ -84,10 +84,7 @@ class ShardCorpus : public Corpus {
     for (--shard; count > 0; ++shard) {
       const int64_t offset = begin - begins_[shard];
       const int64_t n = std::min(count, shards_[shard].size() - offset);
-      const absl::Status status = shards_[shard].Read(offset, n, out);
-      if (!status.ok()) {
-        return absl::Status(status.code(), absl::StrCat("--", option_, ": ", status.message()));
-      }
+      BURST_RETURN_IF_ERROR(Named(shards_[shard].Read(offset, n, out)));
       begin += n, out += n, count -= n;
     }
     return absl::OkStatus();
@@ -95,18 +92,19 @@ class ShardCorpus : public Corpus {
 
   absl::Status DocumentStarts(int64_t begin, int64_t end,
                               std::vector<int64_t>* starts) const override {
-    constexpr int64_t kAtOnce = 1 << 16;
-    const int32_t end_of_text = shards_[0].header().end_of_text;
-    std::vector<int32_t> tokens;
-    end = std::min(end, size_);
-    for (; begin < end; begin += kAtOnce) {
-      tokens.resize(std::min(kAtOnce, end - begin));
-      BURST_RETURN_IF_ERROR(Read(begin, static_cast<int64_t>(tokens.size()), tokens.data()));
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        if (tokens[i] == end_of_text) starts->push_back(begin + static_cast<int64_t>(i));
-      }
-    }
-    return absl::OkStatus();
+    return ForEachMark(begin, end, [&](int64_t at, uint8_t mark) {
+      if ((mark & kBegins) != 0) starts->push_back(at);
+    });
+  }
+
+  bool has_marks() const override {
+    return std::any_of(shards_.begin(), shards_.end(),
+                       [](const Shard& shard) { return shard.marks() != nullptr; });
+  }
+  absl::Status NotCounted(int64_t begin, int64_t end, std::vector<int64_t>* places) const override {
+    return ForEachMark(begin, end, [&](int64_t at, uint8_t mark) {
+      if ((mark & kCounts) == 0) places->push_back(at);
+    });
   }
 
   absl::Status CheckVocab(int64_t vocab) const override {
@@ -120,6 +118,42 @@ class ShardCorpus : public Corpus {
   }
 
  private:
+  // Calls visit(place, mark) for the tokens [begin, end). A shard without marks has them by its
+  // end-of-text tokens.
+  template <typename Visit>
+  absl::Status ForEachMark(int64_t begin, int64_t end, const Visit& visit) const {
+    constexpr int64_t kAtOnce = 1 << 16;
+    const int32_t end_of_text = separator();
+    std::vector<int32_t> tokens;
+    std::vector<uint8_t> marks;
+    end = std::min(end, size_);
+    for (int64_t count; begin < end; begin += count) {
+      const size_t shard =
+          std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin() - 1;
+      const int64_t offset = begin - begins_[shard];
+      count = std::min({kAtOnce, end - begin, shards_[shard].size() - offset});
+      const MarksFile* const file = shards_[shard].marks();
+      if (file != nullptr) {
+        marks.resize(count);
+        BURST_RETURN_IF_ERROR(Named(file->Read(offset, count, marks.data())));
+      } else {
+        tokens.resize(count);
+        BURST_RETURN_IF_ERROR(Named(shards_[shard].Read(offset, count, tokens.data())));
+        marks.clear();
+        for (const int32_t token : tokens) {
+          marks.push_back(token == end_of_text ? kCounts | kBegins : kCounts);
+        }
+      }
+      for (int64_t i = 0; i < count; ++i) visit(begin + i, marks[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Named(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat("--", option_, ": ", status.message()));
+  }
+
   // Describes the first token of a shard that is not below `vocab`, such as "50257 at position 41".
   std::string FirstFrom(size_t shard, int64_t vocab) const {
     constexpr int64_t kAtOnce = 1 << 16;
@@ -162,7 +196,12 @@ absl::StatusOr<ShardData> OpenShards(const Sources& sources, const DataCache& ca
   if (corpus->size() == 0) {
     return sources.Error(absl::InvalidArgumentError("the shards hold no tokens"));
   }
-  const std::string key = absl::StrCat("shards ", kVersion, "\n", Fingerprint({&sources}));
+  Sources marks = sources;  // a run reads the files of marks, too
+  for (const Shard& shard : corpus->shards()) {
+    if (shard.marks() == nullptr) continue;
+    marks.files.push_back({MarksPath(shard.path()), shard.marks()->identity()});
+  }
+  const std::string key = absl::StrCat("shards ", kVersion, "\n", Fingerprint({&marks}));
   const auto check = [&](const CheckedFile& file) {
     return ParseDescription(file, num_shards).status();
   };

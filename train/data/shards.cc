@@ -29,9 +29,9 @@ absl::StatusOr<ShardHeader> ReadHeader(const InputFile& file) {
     return invalid("not a shard: ", bytes, " bytes, shorter than the header of ",
                    kShardHeaderBytes);
   }
-  int32_t numbers[5];
+  int32_t numbers[6];
   BURST_RETURN_IF_ERROR(file.ReadAt(0, sizeof(numbers), numbers));
-  const auto [magic, version, tokens, vocab, end_of_text] = numbers;
+  const auto [magic, version, tokens, vocab, end_of_text, marked] = numbers;
   if (magic != kMagic[0] && magic != kMagic[1]) {
     return invalid("not a shard of llm.c: the magic number is ", magic, ", expected ", kMagic[0],
                    " or ", kMagic[1]);
@@ -55,8 +55,12 @@ absl::StatusOr<ShardHeader> ReadHeader(const InputFile& file) {
     return invalid("the header has an end-of-text token ", end_of_text, " of a vocabulary of ",
                    vocab);
   }
+  if (marked != 0 && marked != 1) {
+    return invalid("the header must have 0 or 1 as its number 5 (marks); got ", marked);
+  }
   header.vocab = vocab;
   header.end_of_text = end_of_text;
+  header.marked = marked == 1;
   return header;
 }
 
@@ -83,7 +87,7 @@ std::vector<int32_t> ShardHeader::Numbers() const {
   const bool wide = token_bytes == 4;
   numbers[0] = kMagic[wide], numbers[1] = kVersion[wide];
   numbers[2] = static_cast<int32_t>(tokens);
-  numbers[3] = static_cast<int32_t>(vocab), numbers[4] = end_of_text;
+  numbers[3] = static_cast<int32_t>(vocab), numbers[4] = end_of_text, numbers[5] = marked;
   return numbers;
 }
 
@@ -91,7 +95,13 @@ absl::StatusOr<Shard> Shard::Open(const Sources& sources, const SourceFile& file
   BURST_ASSIGN_OR_RETURN(InputFile input, sources.Open(file));
   const absl::StatusOr<ShardHeader> header = ReadHeader(input);
   if (!header.ok()) return sources.Error(header.status());
-  return Shard(std::move(input), *header);
+  Shard shard(std::move(input), *header);
+  if (header->marked) {
+    absl::StatusOr<MarksFile> marks = MarksFile::Open(MarksPath(file.path), header->tokens);
+    if (!marks.ok()) return sources.Error(marks.status());
+    shard.marks_ = *std::move(marks);
+  }
+  return shard;
 }
 
 absl::Status Shard::Read(int64_t begin, int64_t count, int32_t* out) const {
@@ -134,7 +144,16 @@ absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
     const auto begin = tokens->begin(), end = tokens->end();
     int32_t largest = 0;  // this loop vectorizes
     for (auto it = begin; it != end; ++it) largest = std::max(largest, *it);
-    const auto start = std::find(begin + (piece.position == 0 ? 1 : 0), end, end_of_text);
+    auto start = std::find(begin + (piece.position == 0 ? 1 : 0), end, end_of_text);
+    if (const MarksFile* const file = shards[piece.shard].marks(); file != nullptr) {
+      std::vector<uint8_t> marks(piece.count);
+      BURST_RETURN_IF_ERROR(file->Read(piece.begin, piece.count, marks.data()));
+      piece.hash = XXH3_64bits_withSeed(marks.data(), marks.size(), piece.hash);
+      const auto begins = [](uint8_t mark) { return (mark & kBegins) != 0; };
+      start = begin +
+              (std::find_if(marks.begin() + (piece.position == 0 ? 1 : 0), marks.end(), begins) -
+               marks.begin());
+    }
     {
       const std::lock_guard<std::mutex> lock(mutex);
       scan.largest[piece.shard] = std::max(scan.largest[piece.shard], largest);

@@ -6,6 +6,7 @@
 //   2          the number of tokens
 //   3          the size of the vocabulary, or 0
 //   4          where that is not 0: the end-of-text token, which starts every document, or -1
+//   5          1: a file of marks belongs to it (token_marks.h); else 0
 //   tokens     uint16               uint32
 //
 // llm.c writes 0 from the fourth number on and does not read them. It means GPT-2's vocabulary by
@@ -13,12 +14,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "train/data/input_file.h"
 #include "train/data/sources.h"
+#include "train/data/token_marks.h"
 
 namespace burst {
 
@@ -37,6 +40,7 @@ struct ShardHeader {
   int token_bytes = 2;  // 2 or 4
   int64_t vocab = kGpt2Vocab;
   int32_t end_of_text = kGpt2EndOfText;  // -1: none
+  bool marked = false;                   // a file of marks says which tokens count
 
   // Returns version 1's header for a vocabulary of up to 65,536 tokens, otherwise version 7's.
   static ShardHeader For(int64_t vocab, int32_t end_of_text);
@@ -57,11 +61,15 @@ class Shard {
   // INT32_MAX.
   absl::Status Read(int64_t begin, int64_t count, int32_t* out) const;
 
+  // Returns the marks of the tokens; null: all count, and a document begins at an end of text.
+  const MarksFile* marks() const { return marks_.has_value() ? &*marks_ : nullptr; }
+
  private:
   Shard(InputFile file, const ShardHeader& header) : file_(std::move(file)), header_(header) {}
 
   InputFile file_;
   ShardHeader header_;
+  std::optional<MarksFile> marks_;
 };
 
 // The results of a scan of all shards.

@@ -13,6 +13,7 @@
 #include "burst/base/status.h"
 #include "train/data/text_check.h"
 #include "train/data/text_encoder.h"
+#include "train/data/token_marks.h"
 #include "train/data/vocabulary_texts.h"
 
 namespace burst {
@@ -31,7 +32,8 @@ std::string Describe(const EncodedTexts& texts) {
                {"token_bytes", texts.token_bytes},
                {"tokenizer", given ? "" : texts.tokenizer.ToJson()}};
   for (const EncodedText& part : texts.parts) {
-    json["parts"].push_back({part.tokens_at, part.tokens, part.starts_at, part.starts});
+    json["parts"].push_back(
+        {part.tokens_at, part.tokens, part.starts_at, part.starts, part.marks_at});
   }
   return json.dump();
 }
@@ -58,13 +60,14 @@ absl::StatusOr<EncodedTexts> ParseDescription(const CheckedFile& file, size_t nu
            count <= (texts.payload_bytes - at) / size;
   };
   for (const Json& part : parts) {
-    if (!part.is_array() || part.size() != 4) return bad();
+    if (!part.is_array() || part.size() != 5) return bad();
     for (const Json& number : part) {
       if (!number.is_number_integer()) return bad();
     }
-    const EncodedText text{part[0], part[1], part[2], part[3]};
+    const EncodedText text{part[0], part[1], part[2], part[3], part[4]};
     if (!fits(text.tokens_at, text.tokens, texts.token_bytes) || text.starts < 1 ||
-        !fits(text.starts_at, text.starts, sizeof(int64_t))) {
+        !fits(text.starts_at, text.starts, sizeof(int64_t)) ||
+        !fits(text.marks_at, TokenMarks::BytesOf(text.marks_at == 0 ? 0 : text.tokens), 1)) {
       return bad();
     }
     texts.parts.push_back(text);
@@ -116,6 +119,20 @@ class TextCorpus : public Corpus {
     starts->resize(before + last - first);
     return ReadFile(text_.starts_at + first * kStart, (last - first) * kStart,
                     starts->data() + before);
+  }
+
+  bool has_marks() const override { return text_.marks_at > 0; }
+  absl::Status NotCounted(int64_t begin, int64_t end, std::vector<int64_t>* places) const override {
+    end = std::min(end, size());
+    if (begin >= end) return absl::OkStatus();
+    const int64_t first = begin / 4;
+    std::vector<uint8_t> bytes(TokenMarks::BytesOf(end) - first);
+    BURST_RETURN_IF_ERROR(
+        ReadFile(text_.marks_at + first, static_cast<int64_t>(bytes.size()), bytes.data()));
+    for (int64_t at = begin; at < end; ++at) {
+      if ((TokenMarks::At(bytes.data(), at - 4 * first) & kCounts) == 0) places->push_back(at);
+    }
+    return absl::OkStatus();
   }
 
  private:

@@ -22,6 +22,7 @@ struct EncodedText {
   int64_t tokens = 0;
   int64_t starts_at = 0;  // byte offset of int64 positions where a document starts, increasing
   int64_t starts = 0;
+  int64_t marks_at = 0;  // byte offset of the packed marks (token_marks.h); 0: all tokens count
 };
 
 struct EncodedTexts {

@@ -102,22 +102,22 @@ class DocumentWriter {
         val_(folder + "/val", header_, config.shard_tokens) {}
 
   absl::Status Append(const EncodedPiece& piece) {
-    const absl::Span<const int32_t> tokens = piece.tokens;
     size_t at = 0;
-    for (int64_t start : piece.starts) {
-      BURST_RETURN_IF_ERROR(Write(tokens.subspan(at, start - at)));
+    for (size_t i = 0; i < piece.starts.size(); ++i) {
+      const size_t start = piece.starts[i];
+      BURST_RETURN_IF_ERROR(WriteText(piece, at, start));
       at = start;
-      if (documents_++ > 0) BURST_RETURN_IF_ERROR(Write(surroundings_.behind));
+      BURST_RETURN_IF_ERROR(EndDocument());
       validation_ = val_.tokens() < val_tokens_;
-      BURST_RETURN_IF_ERROR(Write(surroundings_.before));
+      BURST_RETURN_IF_ERROR(BeginDocument(i < piece.masked.size() && piece.masked[i]));
     }
     bytes_ += piece.bytes;
     skipped_.Add(piece.skipped);
-    return Write(tokens.subspan(at));
+    return WriteText(piece, at, piece.tokens.size());
   }
 
   absl::StatusOr<TokenizeSummary> Finish() {
-    if (documents_ > 0) BURST_RETURN_IF_ERROR(Write(surroundings_.behind));
+    BURST_RETURN_IF_ERROR(EndDocument());
     BURST_RETURN_IF_ERROR(val_.Finish());
     BURST_RETURN_IF_ERROR(train_.Finish());
     return TokenizeSummary{documents_, bytes_, val_.tokens() + train_.tokens(),
@@ -125,8 +125,38 @@ class DocumentWriter {
   }
 
  private:
-  absl::Status Write(absl::Span<const int32_t> tokens) {
-    return (validation_ ? val_ : train_).Append(tokens);
+  // A document with a mask has no surroundings, because its template writes them.
+  absl::Status EndDocument() {
+    if (documents_ == 0 || masked_) return absl::OkStatus();
+    return Write(surroundings_.behind, kCounts);
+  }
+
+  // The first token of a document counts only if it is the separator that ends another one.
+  absl::Status BeginDocument(bool masked) {
+    const bool ends_another = documents_++ > 0 && !masked_;
+    masked_ = masked;
+    begins_ = true;
+    first_counts_ = !masked && ends_another && !surroundings_.before.empty();
+    return masked ? absl::OkStatus() : Write(surroundings_.before, kCounts);
+  }
+
+  absl::Status Write(absl::Span<const int32_t> tokens, uint8_t mark) {
+    return WriteMarked(tokens, std::vector<uint8_t>(tokens.size(), mark));
+  }
+
+  // Writes tokens [begin, end) of a piece.
+  absl::Status WriteText(const EncodedPiece& piece, size_t begin, size_t end) {
+    const auto tokens = absl::MakeSpan(piece.tokens).subspan(begin, end - begin);
+    if (piece.counted.empty()) return Write(tokens, kCounts);
+    return WriteMarked(tokens, {piece.counted.begin() + begin, piece.counted.begin() + end});
+  }
+
+  absl::Status WriteMarked(absl::Span<const int32_t> tokens, std::vector<uint8_t> marks) {
+    if (begins_ && !tokens.empty()) {
+      marks[0] = first_counts_ ? kBegins | kCounts : kBegins;
+      begins_ = false;
+    }
+    return (validation_ ? val_ : train_).Append(tokens, marks, masked_);
   }
 
   const Surroundings surroundings_;
@@ -134,6 +164,8 @@ class DocumentWriter {
   const ShardHeader header_;
   ShardWriter train_, val_;
   bool validation_ = false;
+  bool masked_ = false;                         // the current document has a mask
+  bool begins_ = false, first_counts_ = false;  // the next token begins a document; it counts
   int64_t documents_ = 0, bytes_ = 0;
   SkippedLines skipped_;
 };

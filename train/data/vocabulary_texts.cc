@@ -4,9 +4,11 @@
 #include <cstdio>
 #include <utility>
 
+#include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "train/data/document_encoder.h"
 #include "train/data/progress.h"
+#include "train/data/token_marks.h"
 #include "train/data/utf8.h"
 
 namespace burst {
@@ -59,30 +61,68 @@ class SourceWriter {
     skipped_.Add(piece.skipped);
     std::vector<int32_t> tokens;
     tokens.reserve(piece.tokens.size() + piece.starts.size());
-    auto from = piece.tokens.begin();
-    for (const int64_t start : piece.starts) {
-      tokens.insert(tokens.end(), from, piece.tokens.begin() + start);
-      from = piece.tokens.begin() + start;
-      if (!starts_.empty() && !split_ && end_of_text_ >= 0) tokens.push_back(end_of_text_);
+    size_t from = 0;
+    const auto append = [&](size_t to) {
+      for (; from < to; ++from) {
+        tokens.push_back(piece.tokens[from]);
+        Mark(piece.counted.empty() || piece.counted[from]);
+      }
+    };
+    for (size_t i = 0; i < piece.starts.size(); ++i) {
+      append(piece.starts[i]);
+      if (!starts_.empty() && !split_ && EndsText()) tokens.push_back(end_of_text_);
       const int64_t at = part_->tokens + static_cast<int64_t>(tokens.size());
       if (starts_.empty() || starts_.back() < at) starts_.push_back(at);
+      masked_ = i < piece.masked.size() && piece.masked[i];
+      if (masked_ && !any_masked_) BeginMarks(at);
+      begins_ = true;
     }
-    tokens.insert(tokens.end(), from, piece.tokens.end());
+    append(piece.tokens.size());
     return Write(tokens);
   }
 
   absl::Status Finish() {
-    if (!starts_.empty() && end_of_text_ >= 0) BURST_RETURN_IF_ERROR(Write({end_of_text_}));
+    if (!starts_.empty() && EndsText()) BURST_RETURN_IF_ERROR(Write({end_of_text_}));
     // A start after the last token does not begin a document.
     while (!starts_.empty() && starts_.back() >= part_->tokens) starts_.pop_back();
     writer_->Align();
     part_->starts_at = writer_->at();
     part_->starts = static_cast<int64_t>(starts_.size());
     std::fputs(skipped_.Describe().c_str(), stdout);
-    return writer_->Append(starts_);
+    BURST_RETURN_IF_ERROR(writer_->Append(starts_));
+    if (!any_masked_) return absl::OkStatus();
+    BURST_CHECK_EQ(marks_.size(), part_->tokens);
+    part_->marks_at = writer_->at();
+    return writer_->Append(marks_.bytes());
   }
 
  private:
+  // Marks the first `tokens` tokens, whose documents have no masks.
+  void BeginMarks(int64_t tokens) {
+    any_masked_ = true;
+    size_t start = 0;
+    for (int64_t at = 0; at < tokens; ++at) {
+      const bool begins = starts_[start] == at;
+      start += begins && start + 1 < starts_.size();
+      marks_.Append(begins ? 0 : kCounts);
+    }
+  }
+
+  // Notes whether the next token counts. The first token of a document does not.
+  void Mark(bool counts) {
+    if (!any_masked_) return;
+    marks_.Append(counts && !begins_ ? kCounts : 0);
+    begins_ = false;
+  }
+
+  // Returns whether an end-of-text token ends the current document, which then counts. A document
+  // with a mask has its own end.
+  bool EndsText() {
+    if (masked_ || end_of_text_ < 0) return false;
+    Mark(true);
+    return true;
+  }
+
   absl::Status Write(const std::vector<int32_t>& tokens) {
     part_->tokens += static_cast<int64_t>(tokens.size());
     return writer_->AppendTokens(tokens);
@@ -93,6 +133,9 @@ class SourceWriter {
   const int32_t end_of_text_;
   const bool split_;
   std::vector<int64_t> starts_;
+  TokenMarks marks_;
+  bool masked_ = false, any_masked_ = false;  // the current document has a mask; any has one
+  bool begins_ = false;                       // the next token is a document's first one
   SkippedLines skipped_;
 };
 

@@ -1,0 +1,193 @@
+// Tests chats from lines of messages to marked shards, against transformers. The program is
+// //train:chats; tests/interop/make_chat_fixture.py wrote testdata/chats.json.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "burst/base/parallel.h"
+#include "tests/testing/subprocess.h"
+#include "tests/train/tokenizer_fixture.h"
+#include "train/data/corpus.h"
+#include "train/data/tokenize.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::json;
+
+class ChatsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    fixture_ = Json::parse(ReadAll("tests/train/testdata/chats.json"));
+    Json tokenizer = Json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+    for (const Json& token : fixture_["added_tokens"]) tokenizer["added_tokens"].push_back(token);
+    std::filesystem::create_directories(folder_ + "/model");
+    Write("model/tokenizer.json", tokenizer.dump());
+    Write("model/tokenizer_config.json", R"({"bos_token": "<bos>", "eos_token": "<eos>"})");
+  }
+
+  void Write(const std::string& name, const std::string& content) const {
+    std::ofstream(folder_ + "/" + name, std::ios::binary) << content;
+  }
+
+  // Renders lines by the template in the model's folder.
+  Result Render(const std::string& lines, std::vector<std::string> more = {}) const {
+    Write("chats.jsonl", lines);
+    std::vector<std::string> command = {"/usr/bin/python3", ProgramPath("train/tools/chats.py"),
+                                        "--data=chats.jsonl", "--template=model",
+                                        "--out=rendered.jsonl"};
+    command.insert(command.end(), more.begin(), more.end());
+    return Subprocess(command, {folder_}).Wait();
+  }
+
+  struct Loaded {
+    std::vector<int32_t> tokens;
+    std::vector<int> counts;
+    std::vector<int64_t> starts;
+  };
+
+  static Loaded Load(const absl::StatusOr<TrainingData>& data) {
+    Loaded loaded;
+    EXPECT_TRUE(data.ok()) << data.status();
+    if (!data.ok()) return loaded;
+    const Corpus& corpus = *data->train.corpus;
+    loaded.tokens.resize(corpus.size());
+    EXPECT_TRUE(corpus.Read(0, corpus.size(), loaded.tokens.data()).ok());
+    loaded.counts.assign(corpus.size(), 1);
+    std::vector<int64_t> places;
+    EXPECT_TRUE(corpus.NotCounted(0, corpus.size(), &places).ok());
+    for (const int64_t place : places) loaded.counts[place] = 0;
+    EXPECT_TRUE(corpus.DocumentStarts(0, corpus.size(), &loaded.starts).ok());
+    return loaded;
+  }
+
+  // Returns the rendered lines as shards, and as a text that the trainer encodes.
+  std::vector<Loaded> LoadBoth() const {
+    std::filesystem::remove_all(folder_ + "/shards");
+    TokenizeConfig config;
+    config.data = folder_ + "/rendered.jsonl";
+    config.tokenizer = folder_ + "/model";
+    config.out = folder_ + "/shards";
+    config.shard_tokens = 30;
+    const auto summary = TokenizeToShards(config);
+    EXPECT_TRUE(summary.ok()) << summary.status();
+    const std::string shards = folder_ + "/shards/train_*.bin", cache = folder_ + "/cache";
+    const auto tokenizer = Tokenizer::Load(folder_ + "/model");
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return {Load(LoadTrainingData(shards, shards, std::nullopt, cache)),
+            Load(LoadTrainingData(config.data, config.data, std::nullopt, cache, &*tokenizer))};
+  }
+
+  const std::string folder_ = FreshTestFolder();
+  const ScopedThreadPool pool_{2};
+  Json fixture_;
+};
+
+// Tokens and marks equal transformers', with the template's marks and, without them, by prefixes.
+TEST_F(ChatsTest, TokensAndMasksEqualTransformers) {
+  for (const auto& [name, family] : fixture_["families"].items()) {
+    std::string lines;
+    Loaded expected;
+    for (const Json& chat : family["chats"]) {
+      lines += Json{{"messages", chat["messages"]}}.dump() + "\n";
+      expected.starts.push_back(static_cast<int64_t>(expected.tokens.size()));
+      for (const int32_t token : chat["tokens"]) expected.tokens.push_back(token);
+      for (const int count : chat["mask"]) expected.counts.push_back(count);
+    }
+    const std::string marked = family["template"];
+    const std::string plain =
+        absl::StrReplaceAll(marked, {{"{% generation %}", ""}, {"{% endgeneration %}", ""}});
+    ASSERT_NE(plain, marked);
+    for (const std::string& chat_template : {marked, plain}) {
+      SCOPED_TRACE(chat_template);
+      Write("model/chat_template.jinja", chat_template);
+      const Result result = Render(lines);
+      ASSERT_EQ(result.exit_code, 0) << result.err;
+      for (const Loaded& loaded : LoadBoth()) {
+        EXPECT_EQ(loaded.tokens, expected.tokens);
+        EXPECT_EQ(loaded.counts, expected.counts);
+        EXPECT_EQ(loaded.starts, expected.starts);
+      }
+    }
+  }
+}
+
+// The options choose roles. Prompts and completions are texts or messages.
+TEST_F(ChatsTest, RolesAndCompletions) {
+  Write("model/chat_template.jinja", fixture_["families"]["chatml"]["template"]);
+  const auto counted = [&] {
+    std::istringstream rendered(ReadAll(folder_ + "/rendered.jsonl"));
+    std::vector<std::string> texts;
+    for (std::string line; std::getline(rendered, line);) {
+      const Json row = Json::parse(line);
+      const std::string text = row["text"];
+      for (const Json& range : row["counted"]) {
+        texts.push_back(text.substr(range[0], range[1].get<int>() - range[0].get<int>()));
+      }
+    }
+    return texts;
+  };
+  const std::string chat =
+      R"({"messages": [{"role": "user", "content": "é?"}, {"role": "assistant", "content": "a"}]})"
+      "\n";
+  ASSERT_EQ(Render(chat, {"--roles=user,assistant"}).exit_code, 0);
+  EXPECT_EQ(counted(),
+            (std::vector<std::string>{"<|im_start|>user\né?<|im_end|>\n", "a<|im_end|>\n"}));
+  ASSERT_EQ(Render(chat, {"--roles=user"}).exit_code, 0);
+  EXPECT_EQ(counted(), (std::vector<std::string>{"<|im_start|>user\né?<|im_end|>\n"}));
+  ASSERT_EQ(Render(R"({"prompt": "2 + 2 =", "completion": " 4"})"
+                   "\n"
+                   R"({"prompt": [{"role": "user", "content": "é"}],)"
+                   R"( "completion": [{"role": "assistant", "content": "b"}]})")
+                .exit_code,
+            0);
+  EXPECT_EQ(counted(), (std::vector<std::string>{" 4<eos>", "b<|im_end|>\n"}));
+}
+
+// Lines that cannot be rendered are errors that name the line, or are left out.
+TEST_F(ChatsTest, BadLines) {
+  Write("model/chat_template.jinja", fixture_["families"]["gemma"]["template"]);
+  const std::string good = R"({"messages": [{"role": "user", "content": "a"}]})";
+  const struct {
+    const char *line, *message;
+  } bad[] = {{R"({"messages": [{"role": "system", "content": "a"}]})", "System role not supported"},
+             {R"({"text": "a"})", "it must have 'messages'"},
+             {R"({"messages": [{"content": "a"}]})", "it must have 'messages'"},
+             {"{", "it is not JSON"}};
+  for (const auto& c : bad) {
+    const Result error = Render(good + "\n" + c.line + "\n");
+    EXPECT_EQ(error.exit_code, 1);
+    EXPECT_TRUE(absl::StrContains(error.err, "chats.jsonl: line 2: ")) << error.err;
+    EXPECT_TRUE(absl::StrContains(error.err, c.message)) << error.err;
+    EXPECT_FALSE(std::filesystem::exists(folder_ + "/rendered.jsonl"));
+  }
+  const Result skipped = Render(good + "\n{\n", {"--bad_lines=skip"});
+  EXPECT_EQ(skipped.exit_code, 0);
+  EXPECT_TRUE(absl::StrContains(skipped.out, "left out 1 lines")) << skipped.out;
+}
+
+// A list under 'counted' must be ranges of the text.
+TEST_F(ChatsTest, RangesAreChecked) {
+  for (const char* counted : {"[[0]]", "[[2, 1]]", "[[0, 9]]", "[[0, 1], [0, 1]]", "[0, 1]",
+                              "[[-1, 0]]", "[[0.5, 1]]", "[[[0, 1]]]", "[\"a\"]", "[{}]"}) {
+    Write("rendered.jsonl", absl::StrCat(R"({"text": "abc", "counted": )", counted, "}"));
+    TokenizeConfig config;
+    config.data = folder_ + "/rendered.jsonl";
+    config.tokenizer = folder_ + "/model";
+    config.out = folder_ + "/shards";
+    const absl::Status status = TokenizeToShards(config).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), "'counted' must be a list of ranges"))
+        << counted << ": " << status;
+  }
+}
+
+}  // namespace
+}  // namespace burst

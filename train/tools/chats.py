@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Renders chats by a model's chat template, for //train:tokenize and //train.
+
+    bazel run //train:chats -- --data='chats/*.jsonl' --template=MODEL_DIR --out=rendered.jsonl
+    bazel run //train:tokenize -- --data=rendered.jsonl --tokenizer=MODEL_DIR --out=shards
+
+A line of the data is a JSON object with `messages`, a list of {"role", "content", ...}, or with `prompt` and
+`completion`, which are texts or lists of messages. A line of the result has the rendered `text`, and in `counted` the
+ranges of its UTF-8 bytes, [begin, end), whose tokens count in the loss.
+
+What the template marks by {% generation %} counts for the role assistant, as in transformers. Without marks, and for
+other roles, a message counts from the end of the rendered messages before it to its own end. A completion counts as a
+whole.
+"""
+
+import argparse
+import datetime
+import glob
+import gzip
+import json
+import os
+import pathlib
+import re
+import secrets
+import sys
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class BadLine(Exception):
+    """Says why a line cannot be rendered."""
+
+
+class GenerationExtension(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %}, around what a model writes. Puts marks around the text inside."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller):
+        begin, end = self.environment.marks
+        return begin + caller() + end
+
+
+class Template:
+    """A chat template and the special tokens of its tokenizer."""
+
+    def __init__(self, path):
+        self._folder = path if path.is_dir() else path.parent
+        self._config = self._json("tokenizer_config.json")
+        self.tokens = self._special_tokens()
+        nonce = secrets.token_hex(16)  # texts cannot have the marks by chance
+        self._marks = (f"<{nonce}>", f"</{nonce}>")
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationExtension, jinja2.ext.loopcontrols]
+        )
+        environment.marks = self._marks
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        source = self._source(path)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise SystemExit(f"error: --template: {path}: must be a Jinja template; got: {error}")
+        self.has_marks = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
+
+    def _json(self, name):
+        path = self._folder / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def _source(self, path):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        file = path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        template = self._config.get("chat_template")
+        if isinstance(template, list):
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if template is None:
+            raise SystemExit(
+                f"error: --template: must be a folder with chat_template.jinja, or with chat_template in "
+                f"tokenizer_config.json; got {path}; give the folder of an instruct model, or a template's file"
+            )
+        return template
+
+    def _special_tokens(self):
+        tokens = {**self._json("special_tokens_map.json"), **self._config}
+        texts = {}
+        for name in SPECIAL_TOKENS:
+            token = tokens.get(name)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                texts[name] = text
+        return texts
+
+    def adds_bos(self):
+        return bool(self._config.get("add_bos_token", False))
+
+    def render(self, messages, line, add_generation_prompt=False):
+        """Returns the text, and the ranges of characters that the template marks."""
+        try:
+            text = self._template.render(
+                messages=messages,
+                tools=line.get("tools"),
+                documents=line.get("documents"),
+                add_generation_prompt=add_generation_prompt,
+                **self.tokens,
+                **line.get("chat_template_kwargs", {}),
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise BadLine(f"the template cannot render it: {error}")
+        begin, end = self._marks
+        parts, ranges, at = [], [], 0
+        for number, part in enumerate(text.split(begin)):
+            if number > 0:
+                inside, _, part = part.partition(end)
+                ranges.append([at, at + len(inside)])
+                parts.append(inside)
+                at += len(inside)
+            parts.append(part)
+            at += len(part)
+        return "".join(parts), ranges
+
+
+def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message):
+    raise jinja2.TemplateError(message)
+
+
+def turns(template, messages, line, roles, text):
+    """Returns the ranges of characters of the messages of `roles`, by rendering the messages before each."""
+    ranges = []
+    for number, message in enumerate(messages):
+        if message["role"] not in roles:
+            continue
+        before = ""
+        if number > 0:
+            before, _ = template.render(messages[:number], line, message["role"] == "assistant")
+        whole, _ = template.render(messages[: number + 1], line)
+        if not (text.startswith(whole) and whole.startswith(before)):
+            raise BadLine(
+                f"the template renders message {number} differently when others follow; "
+                "mark what counts by {% generation %} in a template of your own"
+            )
+        ranges.append([len(before), len(whole)])
+    return ranges
+
+
+def is_messages(value):
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in value)
+    )
+
+
+def render_line(template, line, roles):
+    """Returns the text of a line, and the ranges of its characters that count."""
+    if is_messages(line.get("messages")):
+        messages = line["messages"]
+        text, ranges = template.render(messages, line)
+        if not template.has_marks:
+            return text, turns(template, messages, line, roles, text)
+        others = turns(template, messages, line, roles - {"assistant"}, text)
+        return text, sorted(others + (ranges if "assistant" in roles else []))
+    prompt, completion = line.get("prompt"), line.get("completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        begin = (template.tokens.get("bos_token", "") if template.adds_bos() else "") + prompt
+        text = begin + completion + template.tokens.get("eos_token", "")
+        return text, [[len(begin), len(text)]]
+    if is_messages(prompt) and is_messages(completion):
+        before, _ = template.render(prompt, line, add_generation_prompt=True)
+        text, _ = template.render(prompt + completion, line)
+        if not text.startswith(before):
+            raise BadLine("the template renders the prompt differently when a completion follows; give messages")
+        return text, [[len(before), len(text)]]
+    raise BadLine("it must have 'messages', or 'prompt' and 'completion'")
+
+
+def in_bytes(text, ranges):
+    """Returns ranges of UTF-8 bytes. Half of a surrogate pair becomes U+FFFD, of three bytes as well."""
+    result, done, at = [], 0, 0
+    for bounds in ranges:
+        row = []
+        for place in bounds:
+            at += len(text[done:place].encode("utf-8", "surrogatepass"))
+            done = place
+            row.append(at)
+        result.append(row)
+    return result
+
+
+def open_lines(path):
+    if path.endswith(".zst"):
+        raise SystemExit(f"error: --data: {path}: must be .jsonl or .jsonl.gz; got .zst; unpack it with zstd -d")
+    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
+
+
+def parse(line):
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise BadLine(f"it is not JSON: {error}")
+    if not isinstance(value, dict):
+        raise BadLine("it must be a JSON object")
+    return value
+
+
+def convert(options, template, out):
+    """Writes all lines, and returns how many it wrote and left out, and the first error."""
+    roles = set(options.roles.split(","))
+    pattern = os.path.join(options.cwd, options.data)
+    files = sorted(glob.glob(pattern)) or [pattern]
+    written, skipped, first = 0, 0, None
+    for path in files:
+        with open_lines(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    text, ranges = render_line(template, parse(line), roles)
+                except BadLine as error:
+                    message = f"--data: {path}: line {number}: {error}"
+                    if options.bad_lines == "error":
+                        raise SystemExit(f"error: {message}")
+                    skipped, first = skipped + 1, first or message
+                    continue
+                row = {"text": text, "counted": in_bytes(text, ranges)}
+                out.write(json.dumps(row) + "\n")
+                written += 1
+    return written, skipped, first
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--data", required=True, help="Read .jsonl or .jsonl.gz, a file or a pattern.")
+    parser.add_argument("--template", required=True, help="Take the chat template of a folder, or a .jinja file.")
+    parser.add_argument("--out", required=True, help="Write lines with rendered texts to this file.")
+    parser.add_argument("--roles", default="assistant", help="Count messages of these roles. Default: assistant.")
+    parser.add_argument(
+        "--bad_lines", choices=("error", "skip"), default="error",
+        help="Stop at lines that cannot be rendered, or count them and go on. Default: error.",
+    )
+    options = parser.parse_args()
+    options.cwd = os.environ.get("BUILD_WORKING_DIRECTORY", "")
+    template = Template(pathlib.Path(options.cwd) / options.template)
+    path = os.path.join(options.cwd, options.out)
+    try:
+        with open(path + ".part", "w", encoding="utf-8") as out:
+            written, skipped, first = convert(options, template, out)
+        os.rename(path + ".part", path)
+    except OSError as error:
+        raise SystemExit(f"error: {error}")
+    print(f"{written:,} chats: {path}")
+    if skipped > 0:
+        print(f"left out {skipped:,} lines (--bad_lines=skip); the first: {first}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
