@@ -68,6 +68,7 @@ class Subprocess {
       setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
       setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
       setenv("TMPDIR", "/tmp", 1);
+      setenv("HOME", "/tmp", 0);  // Open MPI 5 must have one
       // Open MPI itself leaks at exit and synchronizes out of the thread sanitizer's sight.
       setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
       setenv("TSAN_OPTIONS", "ignore_noninstrumented_modules=1", 1);
