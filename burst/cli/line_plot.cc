@@ -7,8 +7,35 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "burst/cli/text.h"
 
 namespace burst {
+
+Curve Thinned(const Curve& curve) {
+  constexpr size_t kMaxPoints = 800;
+  const size_t run = curve.size() / kMaxPoints + 1;
+  Curve thin;
+  for (size_t i = 0; i < curve.size(); i += run) {
+    const size_t n = std::min(run, curve.size() - i);
+    PlotPoint mean = {0, 0};
+    for (size_t j = i; j < i + n; ++j) mean.x += curve[j].x, mean.y += curve[j].y;
+    thin.push_back({mean.x / static_cast<double>(n), mean.y / static_cast<double>(n)});
+  }
+  return thin;
+}
+
+Curve Smoothed(const Curve& curve) {
+  const double keep = 1 - 1 / std::max(1.0, static_cast<double>(curve.size()) / 50);
+  Curve smooth;
+  double sum = 0, weight = 0;
+  for (const PlotPoint& point : curve) {
+    sum = keep * sum + point.y;
+    weight = keep * weight + 1;
+    smooth.push_back({point.x, sum / weight});
+  }
+  return smooth;
+}
+
 namespace {
 
 constexpr double kWidth = 800, kHeight = 450;
@@ -21,20 +48,6 @@ double TickStep(double range, double count) {
     if (factor * power >= rough) return factor * power;
   }
   return 10 * power;
-}
-
-std::string Escape(absl::string_view text) {
-  std::string escaped;
-  for (char c : text) {
-    if (c == '&') {
-      escaped += "&amp;";
-    } else if (c == '<') {
-      escaped += "&lt;";
-    } else {
-      escaped += c;
-    }
-  }
-  return escaped;
 }
 
 class Axes {
@@ -94,11 +107,11 @@ class Axes {
                             X(x), kHeight - kBottom, X(x), kHeight - kBottom + 20, x);
     }
     absl::StrAppendFormat(&svg, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">%s</text>\n",
-                          (kLeft + kWidth - kRight) / 2, kHeight - 10, Escape(plot_.x_label));
+                          (kLeft + kWidth - kRight) / 2, kHeight - 10, EscapeMarkup(plot_.x_label));
     absl::StrAppendFormat(&svg,
                           "<text transform=\"translate(16 %.0f) rotate(-90)\" "
                           "text-anchor=\"middle\">%s</text>\n",
-                          (kTop + kHeight - kBottom) / 2, Escape(plot_.y_label));
+                          (kTop + kHeight - kBottom) / 2, EscapeMarkup(plot_.y_label));
     return svg;
   }
 
@@ -162,14 +175,14 @@ std::string LinePlotSvg(const LinePlot& plot) {
   absl::StrAppend(&svg, Style(), axes.Svg());
   for (const PlotSeries& series : plot.series) absl::StrAppend(&svg, axes.Line(series));
   absl::StrAppendFormat(&svg, "<text class=\"title\" x=\"%.0f\" y=\"28\">%s</text>\n", kLeft,
-                        Escape(plot.title));
+                        EscapeMarkup(plot.title));
   double y = kTop + 14;
   for (const PlotSeries& series : plot.series) {
     if (series.label.empty() || series.points.empty()) continue;
     absl::StrAppendFormat(
         &svg,
         "<path class=\"color%d\" d=\"M%.0f %.0fh24\"/><text x=\"%.0f\" y=\"%.0f\">%s</text>\n",
-        series.color, kWidth - 218, y, kWidth - 186, y + 4, Escape(series.label));
+        series.color, kWidth - 218, y, kWidth - 186, y + 4, EscapeMarkup(series.label));
     y += 20;
   }
   return absl::StrCat(svg, "</svg>\n");

@@ -11,6 +11,11 @@ struct PlotPoint {
 };
 using Curve = std::vector<PlotPoint>;
 
+// Returns at most 800 points, the means of equal ranges of points: about one a pixel.
+Curve Thinned(const Curve& curve);
+// Returns an exponential average over about a fiftieth of the curve, corrected for its start.
+Curve Smoothed(const Curve& curve);
+
 struct PlotSeries {
   int color = 0;      // 0 to kPlotColors - 1
   std::string label;  // empty: not in the legend

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
 namespace burst {
@@ -21,6 +22,11 @@ std::string ShortDuration(double seconds) {
   const int64_t hours = total / 3600, minutes = total / 60 % 60;
   if (hours > 0) return absl::StrFormat("%d:%02d:%02d", hours, minutes, total % 60);
   return absl::StrFormat("%d:%02d", minutes, total % 60);
+}
+
+std::string EscapeMarkup(absl::string_view text) {
+  return absl::StrReplaceAll(text,
+                             {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
 size_t EditDistance(absl::string_view a, absl::string_view b) {

@@ -4,8 +4,8 @@
   pip install tokenizers
   tests/interop/make_forms_fixture.py          # after make_tokenizer_fixture.py
 
-tiny_llama2 is merged from characters, with byte_fallback. forms.json has changes of the fields of it or of tiny,
-and the tokens that the library tokenizers gives to texts with the changed file. Special tokens are text.
+tiny_llama2 is merged from characters, with byte_fallback. forms.json has changed fields of tiny_llama2 or tiny.
+For each it has the tokens that the library tokenizers gives to texts. Special tokens are text.
 """
 import json
 import os

@@ -59,35 +59,17 @@ std::optional<StepMetrics> FromLine(const std::string& line) {
   return row;
 }
 
-constexpr size_t kMaxPoints = 800;  // a longer curve is averaged to one point a pixel
-
-// Returns at most kMaxPoints points, the means of equal ranges of points.
-Curve Thin(const Curve& curve) {
-  const size_t run = curve.size() / kMaxPoints + 1;
-  Curve thin;
-  for (size_t i = 0; i < curve.size(); i += run) {
-    const size_t n = std::min(run, curve.size() - i);
-    PlotPoint mean = {0, 0};
-    for (size_t j = i; j < i + n; ++j) mean.x += curve[j].x, mean.y += curve[j].y;
-    thin.push_back({mean.x / static_cast<double>(n), mean.y / static_cast<double>(n)});
-  }
-  return thin;
-}
-
-// Returns an exponential average over about a fiftieth of the curve, corrected for its start.
-Curve Smooth(const Curve& curve) {
-  const double keep = 1 - 1 / std::max(1.0, static_cast<double>(curve.size()) / 50);
-  Curve smooth;
-  double sum = 0, weight = 0;
-  for (const PlotPoint& point : curve) {
-    sum = keep * sum + point.y;
-    weight = keep * weight + 1;
-    smooth.push_back({point.x, sum / weight});
-  }
-  return smooth;
-}
-
 }  // namespace
+
+absl::StatusOr<std::vector<StepMetrics>> ReadMetrics(const std::string& path) {
+  BURST_ASSIGN_OR_RETURN(const std::string content, ReadFile(path));
+  std::vector<StepMetrics> rows;
+  for (const absl::string_view line : absl::StrSplit(content, '\n')) {
+    std::optional<StepMetrics> row = FromLine(std::string(line));
+    if (row.has_value() && (rows.empty() || row->step > rows.back().step)) rows.push_back(*row);
+  }
+  return rows;
+}
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t last_step) {
   MetricsLog log(path);
@@ -173,12 +155,12 @@ std::string LossPlotSvg(absl::string_view title, const std::vector<StepMetrics>&
   plot.title = std::string(title);
   plot.x_label = "step";
   plot.y_label = "loss (nats per token)";
-  const Curve smooth = Smooth(train);
+  const Curve smooth = Smoothed(train);
   const auto label = [](const char* name, const Curve& curve) {
     return curve.empty() ? "" : absl::StrFormat("%s, last %.4f", name, curve.back().y);
   };
-  plot.series = {{0, "", Thin(train), /*dots=*/false, /*faint=*/true},
-                 {0, label("training", smooth), Thin(smooth), false, false},
+  plot.series = {{0, "", Thinned(train), /*dots=*/false, /*faint=*/true},
+                 {0, label("training", smooth), Thinned(smooth), false, false},
                  {1, label("validation", validation), validation, validation.size() <= 100, false}};
   return LinePlotSvg(plot);
 }

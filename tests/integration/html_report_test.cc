@@ -1,0 +1,95 @@
+#include "train/report/html_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/testing/subprocess.h"
+
+namespace burst {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::Pair;
+
+// Writes the folder of a run of three steps, with `lr` among its options.
+std::string MakeRun(const std::string& name, double loss, const std::string& lr) {
+  const std::string folder = FreshTestFolder() + "/" + name;
+  std::filesystem::create_directories(folder);
+  std::ofstream metrics(folder + "/metrics.jsonl");
+  for (int step = 1; step <= 3; ++step) {
+    metrics << R"({"step":)" << step << R"(,"tokens":)" << 1000 * step << R"(,"loss":)"
+            << loss / step << R"(,"lr":0.1,"grad_norm":1.5,"tokens_per_second":)" << 100 * step
+            << R"(,"step_ms":10)" << (step == 2 ? R"(,"val_loss":1.25,"skipped":true)" : "")
+            << "}\n";
+  }
+  metrics << R"({"step":4,"tok)";  // as after a kill
+  std::ofstream(folder + "/config.json") << R"({"lr": )" << lr << R"(, "data": "<text>"})";
+  return folder;
+}
+
+Result Report(std::vector<std::string> arguments, const std::string& folder) {
+  arguments.insert(arguments.begin(), ProgramPath("train/tools/report"));
+  return Subprocess(arguments, {folder}).Wait();
+}
+
+TEST(HtmlReport, ReadsARun) {
+  const auto run = ReadRun(MakeRun("a", 6, "0.5") + "/");
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_EQ(run->name, "a");
+  ASSERT_EQ(run->rows.size(), 3u);
+  EXPECT_EQ(run->rows[2].loss, 2);
+  EXPECT_THAT(run->options, ElementsAre(Pair("lr", "0.5"), Pair("data", "<text>")));
+}
+
+TEST(HtmlReport, ComparesRuns) {
+  RunRecord a = *ReadRun(MakeRun("a", 6, "0.5")), b = *ReadRun(MakeRun("b", 9, "0.25"));
+  b.name = "b & <b>";
+  const std::string page = HtmlReport({a, b});
+  // run, steps, tokens, last loss, best validation, median speed, skipped
+  EXPECT_THAT(page, HasSubstr("<tr><td>a</td><td>3</td><td>3,000</td><td>2.0000</td>"
+                              "<td>1.2500</td><td>200</td><td>1</td></tr>"));
+  EXPECT_THAT(page, HasSubstr("<td>b &amp; &lt;b&gt;</td><td>3</td><td>3,000</td><td>3.0000</td>"));
+  const size_t differ = page.find("Options that differ"), equal = page.find("<details>");
+  EXPECT_LT(differ, page.find("<td>--lr</td><td>0.5</td><td>0.25</td>"));
+  EXPECT_LT(page.find("--lr"), equal);
+  EXPECT_LT(equal, page.find("<td>--data</td><td>&lt;text&gt;</td>"));
+  // Four plots, in the file itself.
+  size_t plots = 0;
+  for (size_t at = page.find("<svg"); at != std::string::npos; at = page.find("<svg", at + 1)) {
+    ++plots;
+  }
+  EXPECT_EQ(plots, 4u);
+  EXPECT_THAT(page, Not(HasSubstr("src=")));
+  EXPECT_THAT(page, Not(HasSubstr("href=")));
+}
+
+TEST(HtmlReport, TheProgramWritesThePage) {
+  const std::string run = MakeRun("a", 6, "0.5"), folder = run + "/..";
+  const Result result = Report({"a", "--out=page.html"}, folder);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string page = ReadAll(folder + "/page.html");
+  EXPECT_THAT(page, HasSubstr("<title>a</title>"));
+  EXPECT_THAT(page, Not(HasSubstr("Options that differ")));
+}
+
+TEST(HtmlReport, ErrorsNameTheFolder) {
+  const std::string run = MakeRun("a", 6, "0.5"), folder = run + "/..";
+  EXPECT_EQ(Report({}, folder).exit_code, 2);
+  EXPECT_THAT(Report({}, folder).err, HasSubstr("RUN: must be from 1 to 6 folders of runs; got 0"));
+  EXPECT_THAT(Report({"a", "none"}, folder).err, HasSubstr("none/metrics.jsonl"));
+  std::ofstream(run + "/config.json") << "[]";
+  EXPECT_THAT(Report({"a"}, folder).err, HasSubstr("config.json must be a run's options"));
+  std::ofstream(run + "/metrics.jsonl") << "";
+  EXPECT_THAT(Report({"a"}, folder).err, HasSubstr("no step yet"));
+  EXPECT_EQ(Report({"a"}, folder).exit_code, 1);
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,210 @@
+#include "train/report/html_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "burst/base/check.h"
+#include "burst/base/json.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "burst/cli/line_plot.h"
+#include "burst/cli/text.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kStyle[] = R"(
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
+body { max-width: 1680px; margin: 2em auto; padding: 0 1em; }
+main { display: grid; grid-template-columns: repeat(auto-fit, minmax(560px, 1fr)); gap: 1em; }
+svg { width: 100%; height: auto; }
+table { border-collapse: collapse; margin: 1em 0; }
+th, td { padding: .25em .75em; border-bottom: 1px solid #8884; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+)";
+
+using Value = std::function<std::optional<double>(const StepMetrics&)>;
+
+// Plots of values over the tokens that the runs have seen.
+class TokenPlots {
+ public:
+  explicit TokenPlots(const std::vector<RunRecord>& runs) : runs_(runs) {
+    int64_t most = 0;
+    for (const RunRecord& run : runs) most = std::max(most, run.rows.back().tokens);
+    unit_ = most < 10'000'000       ? Unit{1e3, "thousand tokens"}
+            : most < 10'000'000'000 ? Unit{1e6, "million tokens"}
+                                    : Unit{1e9, "billion tokens"};
+  }
+
+  // Plots smoothed training losses as lines, and validation losses with dots.
+  std::string Losses() const {
+    LinePlot plot = Empty("Loss: training smoothed, validation with dots", "nats per token");
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const int color = static_cast<int>(i);
+      const Curve training = CurveOf(runs_[i], [](const StepMetrics& row) { return row.loss; });
+      plot.series.push_back({color, runs_[i].name, Thinned(Smoothed(training))});
+      const Curve validation =
+          CurveOf(runs_[i], [](const StepMetrics& row) { return row.val_loss; });
+      plot.series.push_back({color, "", validation, /*dots=*/validation.size() <= 100});
+    }
+    return LinePlotSvg(plot);
+  }
+
+  // Plots a value of each step, from 0 on.
+  std::string Values(const char* title, const char* y_label, const Value& value) const {
+    LinePlot plot = Empty(title, y_label);
+    plot.from_zero = true;
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const std::string label = runs_.size() > 1 ? runs_[i].name : "";
+      plot.series.push_back({static_cast<int>(i), label, Thinned(CurveOf(runs_[i], value))});
+    }
+    return LinePlotSvg(plot);
+  }
+
+ private:
+  struct Unit {
+    double tokens = 1;
+    const char* name = "";
+  };
+
+  LinePlot Empty(const char* title, const char* y_label) const {
+    LinePlot plot;
+    plot.title = title;
+    plot.x_label = unit_.name;
+    plot.y_label = y_label;
+    return plot;
+  }
+
+  // Returns the finite values of a run.
+  Curve CurveOf(const RunRecord& run, const Value& value) const {
+    Curve curve;
+    for (const StepMetrics& row : run.rows) {
+      const std::optional<double> y = value(row);
+      if (!y.has_value() || !std::isfinite(*y)) continue;
+      curve.push_back({static_cast<double>(row.tokens) / unit_.tokens, *y});
+    }
+    return curve;
+  }
+
+  const std::vector<RunRecord>& runs_;
+  Unit unit_;
+};
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::string Row(const std::vector<std::string>& cells, const char* tag) {
+  std::string row = "<tr>";
+  for (const std::string& cell : cells) {
+    absl::StrAppend(&row, "<", tag, ">", EscapeMarkup(cell), "</", tag, ">");
+  }
+  return row + "</tr>\n";
+}
+
+std::string FiguresTable(const std::vector<RunRecord>& runs) {
+  std::string table = "<table>\n" + Row({"run", "steps", "tokens", "last loss", "best validation",
+                                         "tokens/s, median", "skipped steps"},
+                                        "th");
+  for (const RunRecord& run : runs) {
+    std::optional<double> best;
+    std::vector<double> speeds;
+    int64_t skipped = 0;
+    for (const StepMetrics& row : run.rows) {
+      if (row.val_loss.has_value()) best = std::min(best.value_or(HUGE_VAL), *row.val_loss);
+      if (std::isfinite(row.tokens_per_second)) speeds.push_back(row.tokens_per_second);
+      skipped += row.skipped ? 1 : 0;
+    }
+    const StepMetrics& last = run.rows.back();
+    table += Row(
+        {run.name, Thousands(last.step), Thousands(last.tokens), absl::StrFormat("%.4f", last.loss),
+         best.has_value() ? absl::StrFormat("%.4f", *best) : "-",
+         speeds.empty() ? "-" : Thousands(std::llround(Median(speeds))), Thousands(skipped)},
+        "td");
+  }
+  return table + "</table>\n";
+}
+
+// Returns the options by name, those that differ between the runs or those that are equal.
+std::string OptionsTable(const std::vector<RunRecord>& runs, bool differ) {
+  std::map<std::string, std::vector<std::string>> values;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (const auto& [name, value] : runs[i].options) {
+      std::vector<std::string>& row = values[name];
+      row.resize(runs.size(), "-");
+      row[i] = value;
+    }
+  }
+  std::string rows;
+  for (const auto& [name, row] : values) {
+    const bool equal = std::all_of(row.begin(), row.end(), [&](auto& v) { return v == row[0]; });
+    if (equal == differ) continue;
+    std::vector<std::string> cells = {"--" + name};
+    cells.insert(cells.end(), row.begin(), differ ? row.end() : row.begin() + 1);
+    rows += Row(cells, "td");
+  }
+  if (rows.empty()) return "";
+  std::vector<std::string> head = {"option"};
+  for (size_t i = 0; i < (differ ? runs.size() : 1); ++i) {
+    head.push_back(differ ? runs[i].name : "value");
+  }
+  return "<table>\n" + Row(head, "th") + rows + "</table>\n";
+}
+
+}  // namespace
+
+absl::StatusOr<RunRecord> ReadRun(const std::string& folder) {
+  RunRecord run;
+  const fs::path path = fs::path(folder).lexically_normal();
+  run.name = (path.has_filename() ? path : path.parent_path()).filename().string();
+  BURST_ASSIGN_OR_RETURN(run.rows, ReadMetrics((path / "metrics.jsonl").string()));
+  if (run.rows.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, ": metrics.jsonl has no step yet; try again after the first one"));
+  }
+  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile((path / "config.json").string()));
+  const auto json = ParseJson<nlohmann::ordered_json>(text);
+  if (!json.ok() || !json->is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, ": config.json must be a run's options; got other text"));
+  }
+  for (const auto& [name, value] : json->items()) {
+    run.options.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return run;
+}
+
+std::string HtmlReport(const std::vector<RunRecord>& runs) {
+  BURST_CHECK(!runs.empty() && runs.size() <= kMaxReportRuns);
+  std::string names;
+  for (const RunRecord& run : runs) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", EscapeMarkup(run.name));
+  }
+  const TokenPlots plots(runs);
+  std::string page =
+      absl::StrCat("<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>", names,
+                   "</title>\n<style>", kStyle, "</style>\n<h1>", names, "</h1>\n",
+                   FiguresTable(runs), "<main>\n", plots.Losses());
+  page += plots.Values("Norm of the gradients", "before clipping",
+                       [](const StepMetrics& row) { return row.grad_norm; });
+  page += plots.Values("Speed", "tokens/s",
+                       [](const StepMetrics& row) { return row.tokens_per_second; });
+  page += plots.Values("Learning rate", "", [](const StepMetrics& row) { return row.lr; });
+  page += "</main>\n";
+  if (runs.size() > 1) page += "<h2>Options that differ</h2>\n" + OptionsTable(runs, true);
+  absl::StrAppend(&page, "<details><summary>Options", runs.size() > 1 ? " that are equal" : "",
+                  "</summary>\n", OptionsTable(runs, false), "</details>\n</html>\n");
+  return page;
+}
+
+}  // namespace burst

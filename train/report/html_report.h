@@ -1,0 +1,30 @@
+// Returns a page about runs: their curves over one another, their last figures, their options.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "train/report/metrics.h"
+
+namespace burst {
+
+struct RunRecord {
+  std::string name;                                          // as the page calls it
+  std::vector<StepMetrics> rows;                             // metrics.jsonl
+  std::vector<std::pair<std::string, std::string>> options;  // config.json: names and values
+};
+
+// The runs that a page shows: as many as a plot has colors.
+inline constexpr int kMaxReportRuns = 6;
+
+// Reads the folder of a run, which may still go on. An error names the file that is missing or
+// cannot be read. FailedPrecondition: the run has no step yet.
+absl::StatusOr<RunRecord> ReadRun(const std::string& folder);
+
+// Returns one HTML file that needs no other: plots over tokens, a table of figures, and the options
+// that differ. There must be from 1 to kMaxReportRuns runs.
+std::string HtmlReport(const std::vector<RunRecord>& runs);
+
+}  // namespace burst
