@@ -191,6 +191,23 @@ def own_loop(rank, group):
     rejected(lambda: other.shard(dict(input_ids=batch["input_ids"] + rank)), "batch: must be equal on all ranks")
 
 
+def sharded_parameters(rank, group):
+    """FSDP2's gradients, the mean over its ranks, are one process's."""
+    from torch.distributed.fsdp import fully_shard
+    environment(rank, 2)
+    model, batch = model_of("Gemma3"), COLLATORS["packed"](examples()[:ROWS])
+    loss = model(**batch, use_cache=False).loss  # with a cache transformers mixes documents
+    want = torch.autograd.grad(loss, model.parameters())
+    parallel = burst.context_parallel(accelerate.Accelerator(cpu=True))
+    parallel.attach(model)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    model(**parallel.shard(batch)).loss.backward()
+    for a, b in zip(model.parameters(), want):
+        torch.testing.assert_close(a.grad.full_tensor(), b, atol=2e-5, rtol=1e-4)
+
+
 def rejected(call, words):
     try:
         call()
@@ -277,6 +294,9 @@ class TrainerTest(unittest.TestCase):
 
     def test_own_loop(self):
         run_ranks(2, own_loop)
+
+    def test_sharded_parameters(self):
+        run_ranks(2, sharded_parameters)
 
     def test_refusals(self):
         run_ranks(2, refusals)

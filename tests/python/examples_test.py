@@ -2,11 +2,12 @@
 
 import os
 import re
+import sys
 import tempfile
 import unittest
 
 import torch
-from harness import main, run_program
+from harness import main, run_program, run_ranks
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/pytorch")
 
@@ -17,6 +18,35 @@ def has(module):
         return True
     except ImportError:
         return False
+
+
+def titan(rank, group):
+    """torchtitan's models take the example's attention, which over two ranks is torchtitan's on one."""
+    sys.path.insert(0, FOLDER)
+    import titan
+    titan.install()
+    from torch.distributed.device_mesh import init_device_mesh
+    from torchtitan.distributed.context_parallel import cp_shard
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.llama3 import parallelize
+    assert parallelize.apply_cp_to_forward is titan.use
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    module = ScaledDotProductAttention(ScaledDotProductAttention.Config())
+    whole = [torch.randn(2, 24, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    out = module(*whole, enable_gqa=True, scale=0.3)
+    want = [out, *torch.autograd.grad(out.sin().sum(), whole)]
+    cut = lambda tensors: cp_shard(mesh, tuple(x.detach().clone() for x in tensors), None, "headtail")[0]
+    titan.use([module], mesh)
+    local = [x.requires_grad_() for x in cut(whole)]
+    out = module(*local, enable_gqa=True, scale=0.3)
+    for have, wanted in zip([out, *torch.autograd.grad(out.sin().sum(), local)], cut(want)):
+        torch.testing.assert_close(have, wanted, atol=1e-11, rtol=0)
+    try:
+        module(*local, attention_masks=1)
+    except ValueError as error:
+        assert "attention_masks: must be None" in str(error), error
+    else:
+        raise AssertionError("a mask was dropped")
 
 
 class ExamplesTest(unittest.TestCase):
@@ -50,6 +80,10 @@ class ExamplesTest(unittest.TestCase):
     @unittest.skipUnless(hasattr(torch.library, "custom_op") and has("accelerate"), "there is no accelerate")
     def test_trainer(self):
         self.check_losses("trainer.py", r"'loss': '?([\d.]+)", 2e-3)
+
+    @unittest.skipUnless(has("torchtitan"), "there is no torchtitan")
+    def test_titan(self):
+        run_ranks(2, titan)
 
 
 if __name__ == "__main__":

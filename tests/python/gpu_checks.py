@@ -188,6 +188,37 @@ def more_keys(device, group):
     return "the largest error is %.2f of its bound" % worst
 
 
+def trainer_with_fsdp2(device, group):
+    """A Trainer with FSDP2 over the group moves the parameters as a plain loop of one GPU does."""
+    from context_parallel_test import COLLATORS, ROWS, examples, model_of, supported, transformers
+    if supported():
+        return supported()
+    rows, checked = examples()[:ROWS], []
+    for family in ("Mistral", "GptOss"):
+        plain, batch = model_of(family).to(device), COLLATORS["right"](rows)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+        for _ in range(5):
+            plain(**{name: value.to(device) for name, value in batch.items()}).loss.backward()
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        options = transformers.TrainingArguments(
+            "/tmp/burst-trainer", max_steps=5, per_device_train_batch_size=ROWS, optim="sgd", learning_rate=0.05,
+            lr_scheduler_type="constant", save_strategy="no", report_to=[], disable_tqdm=True, max_grad_norm=1.0,
+            fsdp="full_shard", fsdp_config=dict(version=2), remove_unused_columns=False)
+        trainer = transformers.Trainer(model_of(family), options, train_dataset=rows, data_collator=COLLATORS["right"])
+        burst.context_parallel(trainer)
+        trainer.train()
+        assert trainer.accelerator.is_fsdp2
+        have = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
+        off = max(error(have[name].full_tensor(), parameter) for name, parameter in plain.named_parameters()
+                  if parameter.abs().max() > 1e-3)
+        assert off < 1e-4, (family, off)
+        checked.append("%s is off by %.1e" % (family, off))
+        trainer.accelerator.state._reset_state(reset_partial_state=False)
+    return ", ".join(checked)
+
+
 def bits(device, group):
     problem = Problem(device, 4096, 4, 2, 128, torch.bfloat16)
     first = problem.burst(group, "zigzag")
@@ -349,7 +380,7 @@ def main():
         lost(device, group)
     failed = False
     for check in (parity, changed_scores, more_keys, bits, fp8, compiled, one_nccl, memory, refused_capture,
-                  changing_scales, out_of_memory):
+                  changing_scales, out_of_memory, trainer_with_fsdp2):
         begin = time.monotonic()
         try:
             said = check(device, group)
