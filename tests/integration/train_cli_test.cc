@@ -27,6 +27,23 @@ int EventFiles(const std::string& folder) {
   return files;
 }
 
+// Steps hold 64 tokens. A run that resumes may be longer, in the unit that it began with.
+TEST_F(TrainCli, RunsHaveTokensOrEpochs) {
+  ExpectSuccess(Train({"--tokens=129", "--eval_every=0", "--out=run"}));
+  EXPECT_EQ(Metrics("run").size(), 3u);
+  ExpectSuccess(Train({"--resume", "--tokens=300", "--out=run"}));
+  EXPECT_EQ(Metrics("run").size(), 5u);
+  ExpectError(Train({"--resume", "--steps=9", "--out=run"}), 2, {"--tokens", "--steps"});
+  const Result epochs = Train({"--epochs=0.5", "--eval_every=0", "--out=epochs"});
+  ExpectSuccess(epochs);
+  EXPECT_TRUE(absl::StrContains(epochs.out, " 53 steps, 0.50 epochs")) << epochs.out;
+  const size_t steps = Metrics("epochs").size();
+  EXPECT_EQ(steps, 53u);
+  ExpectSuccess(Train({"--resume", "--epochs=0.6", "--out=epochs"}));
+  EXPECT_GT(Metrics("epochs").size(), steps);
+  ExpectError(Train({"--resume", "--epochs=0.2", "--out=epochs"}), 1, {"has made"});
+}
+
 TEST_F(TrainCli, RunLeavesItsFolder) {
   const Result result = Train({"--steps=6", "--eval_every=3", "--out=run", "--sample=20"});
   ExpectSuccess(result);

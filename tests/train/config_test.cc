@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -96,6 +97,44 @@ TEST(TrainConfig, WaysToWriteAnOption) {
   EXPECT_TRUE(config->packed);
   EXPECT_FALSE(config->deterministic);
   EXPECT_EQ(config->layout, Layout::kStriped);
+}
+
+// A run's length is steps, tokens or epochs. The rates follow it.
+TEST(TrainConfig, TheLengthOfARun) {
+  const std::vector<std::string> step = {"--seqlen=100", "--batch=4", "--accumulate=2"};
+  const auto resolve = [&](const std::string& length) {
+    std::vector<std::string> arguments = step;
+    if (!length.empty()) arguments.push_back(length);
+    auto config = Resolve(arguments);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return *config;
+  };
+  EXPECT_EQ(resolve("").steps, 1000);
+  EXPECT_EQ(resolve("--steps=7").steps, 7);
+  for (const auto& [tokens, steps] :
+       {std::pair(1, 1), std::pair(800, 1), std::pair(801, 2), std::pair(80000, 100)}) {
+    const auto config = resolve(absl::StrCat("--tokens=", tokens));
+    EXPECT_EQ(config.steps, steps) << tokens;
+    EXPECT_EQ(config.lr.steps, steps);
+    EXPECT_EQ(config.lr.warmup, steps / 20);
+  }
+  // An epoch of 30 sequences is 3.75 steps.
+  for (const auto& [epochs, steps] : {std::pair("1", 4), std::pair("2", 8), std::pair("0.5", 2),
+                                      std::pair("8", 30), std::pair("0.001", 1)}) {
+    ResolvedConfig config = resolve(absl::StrCat("--epochs=", epochs));
+    ASSERT_EQ(config.SetEpochs(30), absl::OkStatus());
+    EXPECT_EQ(config.steps, steps) << epochs;
+    EXPECT_EQ(config.lr.steps, steps);
+    // A resumed run computes its steps anew.
+    EXPECT_EQ(nlohmann::json::parse(config.ToJson())["steps"], -1);
+  }
+  ResolvedConfig steps = resolve("--steps=7");
+  ASSERT_EQ(steps.SetEpochs(30), absl::OkStatus());
+  EXPECT_EQ(steps.steps, 7);
+  ResolvedConfig long_warmup = *Resolve({"--epochs=1", "--warmup=20"});
+  EXPECT_TRUE(absl::StrContains(long_warmup.SetEpochs(30).message(), "--warmup"));
+  ResolvedConfig endless = resolve("--epochs=1e6");
+  EXPECT_TRUE(absl::StrContains(endless.SetEpochs(int64_t{1} << 60).message(), "--epochs"));
 }
 
 TEST(TrainConfig, CommandLineWinsOverTheFile) {

@@ -58,6 +58,8 @@ absl::StatusOr<Offload> ParseOffload(absl::string_view text);
 absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text);
 absl::StatusOr<Resume> ParseResume(absl::string_view text);
 
+inline constexpr int64_t kDefaultSteps = 1000;
+
 // Options that have the same value before and after they are resolved (but paths become absolute).
 // A field's initial value is the option's default; train_options.cc says what it is for.
 struct PlainOptions : LayerMemory {
@@ -71,7 +73,9 @@ struct PlainOptions : LayerMemory {
 
   int64_t batch = 8;
   int64_t accumulate = 1;
-  int64_t steps = 1000;
+  int64_t steps = -1;  // -1: as `tokens` or `epochs` say, else kDefaultSteps; then resolved
+  int64_t tokens = 0;  // 0: as `steps` says
+  double epochs = 0;   // 0: as `steps` says
   double weight_decay = 0.1;
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -196,6 +200,10 @@ struct ResolvedConfig : PlainOptions {
   std::string Sentences() const;
   // Returns the options whose values differ from `before`'s, as on the command line.
   std::vector<std::string> ChangesFrom(const PlainOptions& before) const;
+  // Sets the steps of --epochs, and the learning rates that follow, when the data is known. Does
+  // nothing without the option. Errors name an option.
+  absl::Status SetEpochs(int64_t sequences_per_epoch);
+
   // Returns the options as the user gave them, with absolute paths.
   const TrainConfig& given() const { return given_; }
 

@@ -133,6 +133,12 @@ constexpr Side kFilePerRank = {"checkpoint_files", "--checkpoint_files=ranks", "
                                "--checkpoint_files=ranks --ranks=2", [](const Config& c) {
                                  return c.given().checkpoint_files == CheckpointFiles::kRanks;
                                }};
+constexpr Side kSteps = {"steps", "--steps", "-1", "--steps=10",
+                         [](const Config& c) { return c.given().steps != -1; }};
+constexpr Side kTokens = {"tokens", "--tokens", "0", "--tokens=100000",
+                          [](const Config& c) { return c.tokens > 0; }};
+constexpr Side kEpochs = {"epochs", "--epochs", "0", "--epochs=2",
+                          [](const Config& c) { return c.epochs > 0; }};
 constexpr Side kMinLr = {"min_lr", "--min_lr", "-1", "--min_lr=1e-5", [](const Config& c) {
                            return c.given().min_lr != -1 && c.given().min_lr != c.given().lr;
                          }};
@@ -198,6 +204,9 @@ constexpr TrainConflict kConflicts[] = {
     {kGpuPrecision, kCpu, "the CPU computes in fp32", "give --device=cuda"},
 
     // Conflicts of the schedule and the launch.
+    {kTokens, kSteps, "both say how long the run is", kLeaveOut},
+    {kEpochs, kSteps, "both say how long the run is", kLeaveOut},
+    {kEpochs, kTokens, "both say how long the run is", kLeaveOut},
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
     {kNccl, kCpu, "it connects GPUs", "give --device=cuda, or threads, tcp or mpi"},

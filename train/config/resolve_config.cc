@@ -1,6 +1,8 @@
 // Computes the values that follow from the options and the launch, and finds contradictions.
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
@@ -22,6 +24,16 @@
 namespace burst {
 namespace {
 
+// Returns the steps of the run. With --epochs the data will say how many; until then it returns the
+// most.
+int64_t ResolveSteps(const TrainConfig& c) {
+  if (c.epochs > 0) return std::numeric_limits<int64_t>::max();
+  const int64_t step_tokens = c.seqlen * c.batch * c.accumulate;
+  if (c.tokens > 0) return 1 + (c.tokens - 1) / step_tokens;
+  return c.steps == -1 ? kDefaultSteps : c.steps;
+}
+
+// `c` has the resolved steps.
 absl::StatusOr<LrSchedule> ResolveLr(const TrainConfig& c) {
   const bool constant = c.schedule == LrShape::kConstant;
   LrSchedule lr{c.schedule, c.lr, c.min_lr, c.warmup, c.steps};
@@ -398,6 +410,21 @@ BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
   return attention;
 }
 
+absl::Status ResolvedConfig::SetEpochs(int64_t sequences_per_epoch) {
+  if (epochs == 0) return absl::OkStatus();
+  constexpr double kMost = 1e15;
+  const double count =
+      epochs * static_cast<double>(sequences_per_epoch) / static_cast<double>(batch * accumulate);
+  if (count > kMost) {
+    return InvalidOption("epochs", "must be at most ", kMost, " steps; got ", epochs,
+                         " epochs, which are ", count, " steps; give less");
+  }
+  TrainConfig c = given_;
+  c.steps = steps = static_cast<int64_t>(std::ceil(count));
+  BURST_ASSIGN_OR_RETURN(lr, ResolveLr(c));
+  return ResolveProfile(c, this);
+}
+
 absl::StatusOr<DeviceType> ResolveDevice(DeviceChoice choice, int gpus) {
   if (choice == DeviceChoice::kCpu || (choice == DeviceChoice::kAuto && gpus == 0)) {
     return DeviceType::kCpu;
@@ -439,6 +466,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   config.window = c.window;
   if (c.window == -1) config.window = config.pretrained ? config.pretrained->window : 0;
   config.given_ = c;
+  config.steps = c.steps = ResolveSteps(c);
   if (c.tokenizer == "byte") config.tokenizer = Tokenizer::Kind::kByte;
   if (c.tokenizer == "char") config.tokenizer = Tokenizer::Kind::kChar;
   if (c.sample != -1) config.sample = c.sample;

@@ -127,7 +127,22 @@ void AddOptimizationOptions(TrainConfig* c, OptionTable* t) {
       .Max(1 << 20)
       .Unit("micro-batches")
       .Help("Accumulate the gradients of N micro-batches in a step.");
-  t->Add("steps", &c->steps).Basic().Min(1).MayChange().Help("Take N steps of the optimizer.");
+  t->Add("steps", &c->steps)
+      .Basic()
+      .Min(1)
+      .Or(-1)
+      .MayChange()
+      .Help("Take N steps of the optimizer. -1: as --tokens or --epochs say, else 1,000.");
+  t->Add("tokens", &c->tokens)
+      .Min(0)
+      .Unit("tokens")
+      .MayChange()
+      .Help("Train on N tokens, rounded up to a step. 0: as --steps says.");
+  t->Add("epochs", &c->epochs)
+      .Min(0)
+      .Max(1e6)
+      .MayChange()
+      .Help("Visit the training data N times, rounded up to a step. 0: as --steps says.");
   t->Add("lr", &c->lr)
       .Basic()
       .Above(0)

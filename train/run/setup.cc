@@ -12,6 +12,7 @@
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "train/checkpoint/kept_checkpoints.h"
+#include "train/data/batch.h"
 #include "train/data/sources.h"
 #include "train/huggingface/pretrained.h"
 
@@ -193,6 +194,10 @@ absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   if (!loaded.ok()) return WhereTheCacheIs(config, loaded.status());
   setup.data = *std::move(loaded);
   BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));
+  BURST_ASSIGN_OR_RETURN(
+      const SequenceSampler sampler,
+      SequenceSampler::Create(setup.data.train, {config.seqlen, 0, config.packed}));
+  BURST_RETURN_IF_ERROR(setup.config.SetEpochs(sampler.per_epoch()));
   BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
   setup.config.model = setup.config.model.WithDefaults();
   setup.data_fingerprint = FingerprintOf(setup.data);
