@@ -56,6 +56,7 @@ CONFIGS = {
     "llama_biases": transformers.LlamaConfig(**_COMMON, attention_bias=True, mlp_bias=True),
     "llama3": transformers.LlamaConfig(**_COMMON, rope_theta=50.0, rope_scaling=_LLAMA3),
     "mistral": transformers.MistralConfig(**_COMMON, sliding_window=5, head_dim=6),
+    "phi3": transformers.Phi3Config(**_COMMON, sliding_window=5, pad_token_id=None),
     "qwen2": transformers.Qwen2Config(**{**_COMMON, "tie_word_embeddings": True}),
     "qwen3": transformers.Qwen3Config(
         **_COMMON, head_dim=8, rope_theta=50.0, rope_scaling=_YARN

@@ -70,6 +70,11 @@ CONFIGS = {
     "mistral-no_window": lambda: transformers.MistralConfig(
         **{**_COMMON, "sliding_window": None, "head_dim": 12}
     ),
+    "phi3": lambda: transformers.Phi3Config(**_COMMON, pad_token_id=None),
+    "phi3-window": lambda: transformers.Phi3Config(
+        **{**_COMMON, "num_key_value_heads": 6, "tie_word_embeddings": True},
+        sliding_window=7, pad_token_id=None
+    ),
     "qwen2": lambda: transformers.Qwen2Config(**_QWEN2),
     "qwen2-tied": lambda: transformers.Qwen2Config(**{**_QWEN2, "tie_word_embeddings": True}),
     "qwen2-window": lambda: transformers.Qwen2Config(**{**_QWEN2, **_WINDOW}),

@@ -40,6 +40,37 @@ TEST(SampleToken, TopKKeepsTheLikeliest) {
   EXPECT_GT(counts[2], 400);
 }
 
+// As in transformers, top_k comes before top_p, and that before min_p.
+TEST(SampleToken, TopPAndMinPKeepTheLikeliest) {
+  // Probabilities 0.5, 0.25, 0.125, 0.125, in another order.
+  const std::vector<float> logits = {std::log(0.125f), std::log(0.5f), std::log(0.25f),
+                                     std::log(0.125f)};
+  const auto kept = [&](int64_t top_k, double top_p, double min_p) {
+    std::vector<bool> seen(logits.size());
+    for (int i = 0; i < 500; ++i) {
+      seen[SampleToken(logits, {1.0, top_k, 3, top_p, min_p}, i)] = true;
+    }
+    return seen;
+  };
+  EXPECT_EQ(kept(0, 1, 0), (std::vector<bool>{true, true, true, true}));
+  EXPECT_EQ(kept(0, 0.4, 0), (std::vector<bool>{false, true, false, false}));
+  EXPECT_EQ(kept(0, 0.7, 0), (std::vector<bool>{false, true, true, false}));
+  EXPECT_EQ(kept(0, 0.8, 0), (std::vector<bool>{true, true, true, false}));
+  EXPECT_EQ(kept(0, 1, 0.3), (std::vector<bool>{false, true, true, false}));
+  EXPECT_EQ(kept(0, 1, 1), (std::vector<bool>{false, true, false, false}));
+  // top_k leaves two tokens, and the first one has 2/3 of their probability.
+  EXPECT_EQ(kept(2, 0.6, 0), (std::vector<bool>{false, true, false, false}));
+  EXPECT_EQ(kept(2, 0.7, 0), (std::vector<bool>{false, true, true, false}));
+}
+
+TEST(PenalizeRepetition, DividesOrMultipliesOnce) {
+  std::vector<float> logits = {2.f, -2.f, 3.f};
+  PenalizeRepetition({0, 1, 0, 7}, 4, &logits);
+  EXPECT_EQ(logits, (std::vector<float>{0.5f, -8.f, 3.f}));
+  PenalizeRepetition({2}, 1, &logits);
+  EXPECT_EQ(logits[2], 3.f);
+}
+
 TEST(SampleToken, IsAFunctionOfSeedAndIndex) {
   const std::vector<float> logits(100, 0.f);
   int equal = 0;

@@ -45,6 +45,19 @@ absl::StatusOr<Tensor> Prefill(const Transformer& model, const GenerationRanks& 
 
 }  // namespace
 
+void PenalizeRepetition(const std::vector<int32_t>& text, double penalty,
+                        std::vector<float>* logits) {
+  if (penalty == 1) return;
+  std::vector<bool> seen(logits->size());
+  for (const int32_t token : text) {
+    const auto i = static_cast<size_t>(token);
+    if (i >= seen.size() || seen[i]) continue;
+    seen[i] = true;
+    const double logit = (*logits)[i];
+    (*logits)[i] = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
+  }
+}
+
 int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& options, int64_t index) {
   BURST_CHECK(!logits.empty());
   if (options.temperature == 0) {
@@ -70,6 +83,16 @@ int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& optio
     sum += std::exp((double{logits[token]} - double{logits[order[0]]}) / options.temperature);
     cumulative.push_back(sum);
   }
+  // A token stays if the tokens before it sum to less than top_p, and its weight is at least min_p
+  // of the first one's, which is 1.
+  size_t kept = 1;
+  while (kept < order.size() && cumulative[kept - 1] < options.top_p * sum &&
+         cumulative[kept] - cumulative[kept - 1] >= options.min_p) {
+    ++kept;
+  }
+  order.resize(kept);
+  cumulative.resize(kept);
+  sum = cumulative.back();
   const double u = UniformFromBits(Philox(options.seed, kSamplingStream, index)[0]) * sum;
   const size_t chosen =
       std::upper_bound(cumulative.begin(), cumulative.end(), u) - cumulative.begin();
@@ -111,7 +134,8 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
   // Returns rank 0's decision: the next token, or -1 for the end.
   const auto choose = [&](const Tensor& logits, int64_t index) {
     const int64_t both = std::min(tokenizer.vocab(), model.config().vocab);
-    const std::vector<float> known = logits.View({-1}).Slice(0, 0, both).ToVector<float>();
+    std::vector<float> known = logits.View({-1}).Slice(0, 0, both).ToVector<float>();
+    PenalizeRepetition(text, options.sampling.repetition_penalty, &known);
     const int32_t token = SampleToken(known, options.sampling, index);
     const bool ends = std::count(options.ends.begin(), options.ends.end(), token) > 0;
     if (ends || token == tokenizer.end_of_text()) return -1;

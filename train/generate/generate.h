@@ -24,7 +24,16 @@ struct SamplingOptions {
   double temperature = 0.8;  // 0: always take the likeliest token
   int64_t top_k = 0;         // sample among the k likeliest tokens; 0: all
   uint64_t seed = 1;
+  // Each of these is applied to the tokens that the one before it leaves.
+  double top_p = 1;  // the likeliest tokens with this sum of probabilities (arXiv 1904.09751)
+  double min_p = 0;  // tokens with this share of the largest probability (arXiv 2407.01082)
+  double repetition_penalty = 1;  // PenalizeRepetition
 };
+
+// Makes tokens that the text has less likely: a positive logit is divided by the penalty, a
+// negative one multiplied (Keskar et al., arXiv 1909.05858). Tokens beyond the logits do not count.
+void PenalizeRepetition(const std::vector<int32_t>& text, double penalty,
+                        std::vector<float>* logits);
 
 // Returns token number `index` of a text, a function of (logits, options, index).
 int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& options, int64_t index);

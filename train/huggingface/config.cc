@@ -276,9 +276,8 @@ absl::Status CheckLayerTypes(Fields& fields, const HuggingFaceConfig& config) {
 }
 
 // Reads sliding_window. null means no window; a missing field means the family's window.
-int64_t ReadWindow(Fields& fields) {
-  constexpr int64_t kFamilys = 4096;
-  if (!fields.Names("sliding_window")) return kFamilys;
+int64_t ReadWindow(Fields& fields, int64_t familys = 4096) {
+  if (!fields.Names("sliding_window")) return familys;
   return fields.Size("sliding_window", 0);
 }
 
@@ -301,13 +300,13 @@ absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceC
   m.layers = fields.Size("num_hidden_layers");
   m.width = fields.Size("hidden_size");
   m.heads = fields.Size("num_attention_heads");
-  m.kv_heads = type == "llama" ? fields.Size("num_key_value_heads", m.heads)
-                               : fields.Size("num_key_value_heads");
+  m.kv_heads = type == "llama" || type == "phi3" ? fields.Size("num_key_value_heads", m.heads)
+                                                 : fields.Size("num_key_value_heads");
   m.head_dim = fields.Whole("head_dim", type == "qwen3" ? 128 : 0);
   m.ffn = fields.Size("intermediate_size");
   m.vocab = fields.Size("vocab_size");
   m.context = fields.Size("max_position_embeddings");
-  m.norm_eps = fields.Real("rms_norm_eps", 1e-6);
+  m.norm_eps = fields.Real("rms_norm_eps", type == "phi3" ? 1e-5 : 1e-6);
   m.tied_embeddings = fields.Bool("tie_word_embeddings", false);
   m.qk_norm = type == "qwen3";
   if (type == "llama" || type == "qwen3") {
@@ -319,6 +318,9 @@ absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceC
   BURST_RETURN_IF_ERROR(fields.status());
   if (type == "mistral") {
     config->window = ReadWindow(fields);
+  } else if (type == "phi3") {
+    config->window = ReadWindow(fields, 0);
+    fields.Take("original_max_position_embeddings");  // counts with longrope, which is refused
   } else if (type != "llama") {
     ReadQwenWindow(fields, config);
   }
@@ -347,11 +349,9 @@ absl::Status ReadGpt2(Fields& fields, HuggingFaceConfig* config) {
 constexpr struct {
   const char* type;
   const char* architecture;
-} kFamilies[] = {{"llama", "LlamaForCausalLM"},
-                 {"mistral", "MistralForCausalLM"},
-                 {"qwen2", "Qwen2ForCausalLM"},
-                 {"qwen3", "Qwen3ForCausalLM"},
-                 {"gpt2", "GPT2LMHeadModel"}};
+} kFamilies[] = {{"llama", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"},
+                 {"phi3", "Phi3ForCausalLM"},   {"qwen2", "Qwen2ForCausalLM"},
+                 {"qwen3", "Qwen3ForCausalLM"}, {"gpt2", "GPT2LMHeadModel"}};
 
 void CheckArchitecture(Fields& fields, const std::string& type) {
   for (const auto& family : kFamilies) {
@@ -359,7 +359,7 @@ void CheckArchitecture(Fields& fields, const std::string& type) {
       return fields.MustBe("architectures", std::vector<std::string>{family.architecture});
     }
   }
-  fields.Refuse("model_type", type, "llama, mistral, qwen2, qwen3 or gpt2");
+  fields.Refuse("model_type", type, "llama, mistral, phi3, qwen2, qwen3 or gpt2");
 }
 
 absl::StatusOr<Json> ParseObject(absl::string_view json) {
@@ -405,6 +405,7 @@ absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json)
   const std::string type = fields.Text("model_type", "");
   CheckArchitecture(fields, type);
   HuggingFaceConfig config;
+  config.type = type;
   config.dtype = fields.Text("torch_dtype", "");
   config.dtype = fields.Text("dtype", config.dtype);
   BURST_RETURN_IF_ERROR(fields.status());

@@ -1,7 +1,7 @@
 // Reads and writes config.json of a Hugging Face directory.
 //
-// The families are llama (2, 3, 3.1, 3.2), mistral, qwen2 (and 2.5), qwen3 (dense) and gpt2. An
-// error names a field that is unknown, or whose value this program does not compute. Fields for
+// The families are llama (2, 3, 3.1, 3.2), mistral, phi3, qwen2 (and 2.5), qwen3 (dense) and gpt2.
+// An error names a field that is unknown, or whose value this program does not compute. Fields for
 // training, sampling or other programs are ignored: config.cc lists them.
 #pragma once
 
@@ -22,6 +22,8 @@ struct HuggingFaceConfig {
   std::string dtype;   // the weights' dtype: "float32", "bfloat16", "float16"; empty: not given
   // Rows and columns of a float8 weight that share a scale; 0: no weight is float8.
   int64_t scale_rows = 0, scale_cols = 0;
+  // model_type, which decides the tensors' names; empty: the family that the model's layers have.
+  std::string type = {};
 };
 
 // Parses a config.json. InvalidArgument names the field, its value and valid values.

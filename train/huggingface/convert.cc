@@ -65,7 +65,7 @@ struct Piece {
   int64_t bytes = 0;
 };
 
-std::vector<Piece> Pieces(const ModelConfig& model, const std::vector<Parameter>& parameters,
+std::vector<Piece> Pieces(const HuggingFaceConfig& model, const std::vector<Parameter>& parameters,
                           const DTypeNames& dtype) {
   std::vector<Piece> pieces;
   for (const Parameter& parameter : parameters) {
@@ -192,6 +192,7 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
     absl::StatusOr<HuggingFaceConfig> before = ParseHuggingFaceConfig(*kept);
     if (before.ok()) {
       others = *kept;
+      config.type = before->type;
       before->model.dropout = config.model.dropout;
       before->model.attention_dropout = config.model.attention_dropout;
       before->model.init_std = config.model.init_std;
@@ -273,10 +274,11 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
     BURST_RETURN_IF_ERROR(WriteTokenizer(*info.tokenizer, out));
   }
 
-  const ModelConfig model = info.model.WithDefaults();
-  BURST_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters, Transformer::ParametersOf(model));
+  BURST_ASSIGN_OR_RETURN(const HuggingFaceConfig exported, ParseHuggingFaceConfig(config));
+  BURST_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters,
+                         Transformer::ParametersOf(info.model.WithDefaults()));
   const std::vector<std::vector<Piece>> files =
-      Files(Pieces(model, parameters, dtype), options.file_bytes);
+      Files(Pieces(exported, parameters, dtype), options.file_bytes);
   ParameterReader reader(file);
   nlohmann::json weight_map = nlohmann::json::object();
   int64_t total = 0;

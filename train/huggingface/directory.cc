@@ -173,14 +173,14 @@ absl::Status HuggingFaceDirectory::OpenFile(const std::string& name) {
 
 // Checks that every tensor of the model is there with its shape and dtype, and no other tensor.
 absl::Status HuggingFaceDirectory::CheckTensors() {
-  const ForeignTensor first = ForeignTensors(config_.model, parameters_[0])[0];
+  const ForeignTensor first = ForeignTensors(config_, parameters_[0])[0];
   if (file_of_.count(first.name) == 0) {
     missing_prefix_ = NamePrefix(config_.model);
     if (file_of_.count(NameThere(first)) == 0) missing_prefix_.clear();
   }
   std::set<std::string> wanted;
   for (const Parameter& parameter : parameters_) {
-    for (const ForeignTensor& tensor : ForeignTensors(config_.model, parameter)) {
+    for (const ForeignTensor& tensor : ForeignTensors(config_, parameter)) {
       const std::string name = NameThere(tensor);
       wanted.insert(name);
       const auto file = file_of_.find(name);
@@ -243,7 +243,7 @@ absl::Status HuggingFaceDirectory::CheckTiedHead() const {
   constexpr char kHead[] = "lm_head.weight";
   const auto head_file = file_of_.find(kHead);
   if (!config_.model.tied_embeddings || head_file == file_of_.end()) return absl::OkStatus();
-  const std::string embedding = NameThere(ForeignTensors(config_.model, parameters_[0])[0]);
+  const std::string embedding = NameThere(ForeignTensors(config_, parameters_[0])[0]);
   const auto differs = [&](const auto&... how) {
     return absl::InvalidArgumentError(
         absl::StrCat("the tensors '", kHead, "' and '", embedding,
@@ -299,7 +299,7 @@ absl::Status HuggingFaceDirectory::ReadTensor(const std::string& name, const Ten
 
 absl::Status HuggingFaceDirectory::Read(const Parameter& parameter, const Tensor& whole) const {
   int64_t row = 0;
-  for (const ForeignTensor& tensor : ForeignTensors(config_.model, parameter)) {
+  for (const ForeignTensor& tensor : ForeignTensors(config_, parameter)) {
     const int64_t rows = tensor.shape_here()[0];
     const Tensor to = whole.Slice(0, row, rows);
     const Tensor stored = tensor.transposed ? Tensor::Empty(tensor.shape, whole.dtype()) : to;
@@ -325,7 +325,7 @@ absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
   std::vector<std::vector<NamedTensor>> direct(files_.size());
   for (int i = 0; i < parameters->size(); ++i) {
     const Parameter& parameter = (*parameters)[i];
-    const std::vector<ForeignTensor> tensors = ForeignTensors(config_.model, parameter);
+    const std::vector<ForeignTensor> tensors = ForeignTensors(config_, parameter);
     if (!in_place) {
       const Tensor whole = Tensor::Empty(parameter.full_shape, parameters->master_dtype());
       BURST_RETURN_IF_ERROR(ReadGrown(parameter, whole));

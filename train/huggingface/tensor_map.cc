@@ -15,7 +15,7 @@ using Names = std::vector<std::string>;
 
 // Returns the names of a layer's tensors. A key is the parameter's name without ".weight" or
 // ".bias".
-const std::map<std::string, Names>& LayerNames(Family family) {
+const std::map<std::string, Names>& LayerNames(const HuggingFaceConfig& config) {
   static const auto* llama = new std::map<std::string, Names>{
       {"attention_norm", {"input_layernorm"}},
       {"attention.qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
@@ -31,7 +31,14 @@ const std::map<std::string, Names>& LayerNames(Family family) {
       {"attention.out", {"attn.c_proj"}}, {"ffn_norm", {"ln_2"}},
       {"ffn.up", {"mlp.c_fc"}},           {"ffn.down", {"mlp.c_proj"}},
   };
-  return family == Family::kGpt2 ? *gpt2 : *llama;
+  static const auto* phi3 = [] {
+    auto* names = new std::map<std::string, Names>(*llama);
+    (*names)["attention.qkv"] = {"self_attn.qkv_proj"};
+    (*names)["ffn.gate_up"] = {"mlp.gate_up_proj"};
+    return names;
+  }();
+  if (config.model.family == Family::kGpt2) return *gpt2;
+  return config.type == "phi3" ? *phi3 : *llama;
 }
 
 const std::map<std::string, std::string>& OtherNames(Family family) {
@@ -64,7 +71,9 @@ std::vector<int64_t> Rows(const ModelConfig& config, absl::string_view name) {
 
 Shape ForeignTensor::shape_here() const { return transposed ? Shape({shape[1], shape[0]}) : shape; }
 
-std::vector<ForeignTensor> ForeignTensors(const ModelConfig& config, const Parameter& parameter) {
+std::vector<ForeignTensor> ForeignTensors(const HuggingFaceConfig& directory,
+                                          const Parameter& parameter) {
+  const ModelConfig& config = directory.model;
   const bool gpt2 = config.family == Family::kGpt2;
   absl::string_view name = parameter.name;
   if (!absl::ConsumePrefix(&name, "layers.")) {
@@ -76,10 +85,10 @@ std::vector<ForeignTensor> ForeignTensors(const ModelConfig& config, const Param
   const size_t first = name.find('.'), last = name.rfind('.');
   const absl::string_view layer = name.substr(0, first), kind = name.substr(last + 1);
   const std::string inner(name.substr(first + 1, last - first - 1));
-  const auto found = LayerNames(config.family).find(inner);
-  BURST_CHECK(found != LayerNames(config.family).end()) << parameter.name;
+  const auto found = LayerNames(directory).find(inner);
+  BURST_CHECK(found != LayerNames(directory).end()) << parameter.name;
   std::vector<int64_t> rows = Rows(config, inner);
-  if (rows.empty()) rows = {parameter.full_shape[0]};
+  if (found->second.size() == 1) rows = {parameter.full_shape[0]};
   std::vector<ForeignTensor> tensors;
   for (size_t i = 0; i < found->second.size(); ++i) {
     ForeignTensor tensor;

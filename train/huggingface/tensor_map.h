@@ -8,6 +8,7 @@
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "train/huggingface/config.h"
 
 namespace burst {
 
@@ -21,8 +22,9 @@ struct ForeignTensor {
 };
 
 // Returns the tensors whose rows, one after the other, make up the parameter: queries, keys and
-// values, or gate and up. Other parameters have one tensor.
-std::vector<ForeignTensor> ForeignTensors(const ModelConfig& config, const Parameter& parameter);
+// values, or gate and up. Other parameters have one tensor, and in Phi-3 all have one.
+std::vector<ForeignTensor> ForeignTensors(const HuggingFaceConfig& config,
+                                          const Parameter& parameter);
 
 // Returns whether a tensor of a directory is not read. These are masks and angles, which this
 // program computes, and the head of a tied model, which must equal its embedding

@@ -68,7 +68,10 @@ absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
   if (m.qk_norm && m.qkv_bias && !all_biases) {
     return NoFamily("qkv_bias and qk_norm without attention_out_bias");
   }
-  const char* const type = m.qk_norm                   ? "qwen3"
+  const bool plain = !m.qk_norm && !m.qkv_bias && !m.ffn_bias && m.attention_channels() == m.width;
+  const bool phi3 = config.type == "phi3" && plain;
+  const char* const type = phi3                        ? "phi3"
+                           : m.qk_norm                 ? "qwen3"
                            : m.qkv_bias && !all_biases ? "qwen2"
                            : window                    ? "mistral"
                                                        : "llama";
@@ -77,10 +80,11 @@ absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
   }
   if (all_biases && window && !m.qk_norm) return NoFamily("biases and a window");
   const bool qwen = absl::StartsWith(type, "qwen");
-  const char* const architecture = m.qk_norm ? "Qwen3ForCausalLM"
-                                   : qwen    ? "Qwen2ForCausalLM"
-                                   : window  ? "MistralForCausalLM"
-                                             : "LlamaForCausalLM";
+  const char* const architecture = phi3        ? "Phi3ForCausalLM"
+                                   : m.qk_norm ? "Qwen3ForCausalLM"
+                                   : qwen      ? "Qwen2ForCausalLM"
+                                   : window    ? "MistralForCausalLM"
+                                               : "LlamaForCausalLM";
   Json json = {{"architectures", {architecture}},
                {"model_type", type},
                {"num_hidden_layers", m.layers},
@@ -106,6 +110,7 @@ absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
         std::vector<std::string>(m.layers, window ? "sliding_attention" : "full_attention");
   }
   if (window) json["sliding_window"] = config.window;
+  if (phi3) json.erase("head_dim");
   return json;
 }
 

@@ -56,6 +56,7 @@ struct GenerateConfig {
   int64_t tokens = 500;
   double temperature = 0.8;
   int64_t top_k = 0;
+  double top_p = 1, min_p = 0, repetition_penalty = 1;
   int64_t seed = 1;
   int64_t ranks = -1;
   TrainConfig train;  // options that //train has, too
@@ -84,6 +85,18 @@ OptionTable Options(GenerateConfig* c) {
       .Min(0)
       .Help("Choose likelier tokens below 1, less likely ones above. 0: the likeliest.");
   t.Add("top_k", &c->top_k).Min(0).Help("Choose among the N likeliest tokens. 0: among all.");
+  t.Add("top_p", &c->top_p)
+      .Above(0)
+      .Max(1)
+      .Help("Choose among the likeliest tokens whose probabilities sum to P. 1: among all.");
+  t.Add("min_p", &c->min_p)
+      .Min(0)
+      .Max(1)
+      .Help("Choose among tokens with at least P of the likeliest one's probability. 0: all.");
+  t.Add("repetition_penalty", &c->repetition_penalty)
+      .Above(0)
+      .Max(1e6)
+      .Help("Make tokens of the text less likely above 1, likelier below. 1: neither.");
   t.Add("seed", &c->seed).Min(0).Help("Choose another text with another seed.");
   t.Add("ranks", &c->ranks)
       .Min(1)
@@ -325,7 +338,8 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
     Warn(source, tokenizer, static_cast<int64_t>(tokens.size()));
   }
   GenerationOptions options;
-  options.sampling = {c.temperature, c.top_k, static_cast<uint64_t>(c.seed)};
+  options.sampling = {c.temperature, c.top_k, static_cast<uint64_t>(c.seed),
+                      c.top_p,       c.min_p, c.repetition_penalty};
   options.tokens = c.tokens;
   options.ends = rules.ends;
   options.context = source.context;
