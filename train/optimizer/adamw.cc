@@ -37,8 +37,8 @@ struct Coefficients {
 //   m <- beta1 m + (1 - beta1) g                v <- beta2 v + (1 - beta2) g^2
 //   p <- (1 - lr lambda) p - lr m^ / (sqrt(v^) + eps),   m^ = m / (1 - beta1^t), v^ likewise
 //
-// Each fma is explicit. A compiler that chose them could choose otherwise at the ends of a vectorized
-// loop, and a parameter's bits would depend on how ranks divide the state.
+// Each fma is explicit. A compiler that chose them could choose otherwise at the ends of a
+// vectorized loop, and a parameter's bits would depend on how ranks divide the state.
 template <typename T>
 void UpdateRange(const Coefficients<T>& c, T keep, int64_t begin, int64_t end,
                  const T* __restrict g, T* __restrict p, T* __restrict m, T* __restrict v) {

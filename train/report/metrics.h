@@ -65,8 +65,8 @@ class MetricsLog {
   std::vector<StepMetrics> rows_;
 };
 
-// Returns the rows of a metrics.jsonl, of rising steps. It leaves out lines that are not rows, such as
-// a last one that a killed process cut short.
+// Returns the rows of a metrics.jsonl, of rising steps. It leaves out lines that are not rows, such
+// as a last one that a killed process cut short.
 absl::StatusOr<std::vector<StepMetrics>> ReadMetrics(const std::string& path);
 
 // Returns loss.svg: training and validation loss by step.
