@@ -249,7 +249,7 @@ def refusals(rank, group):
 def supported():
     """Returns why nothing can be tested, or None."""
     if accelerate is None:
-        return "there is no transformers, or no accelerate"
+        return "needs transformers and accelerate"
     if not hasattr(transformers.Trainer, "_prepare_context_parallel_inputs"):
         return "Trainer has no context parallelism: transformers 4.57 has it"
     return None

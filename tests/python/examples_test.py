@@ -73,15 +73,15 @@ class ExamplesTest(unittest.TestCase):
     def test_fsdp(self):
         self.check_losses("fsdp.py", r"loss ([\d.]+)", 1e-3)
 
-    @unittest.skipUnless(hasattr(torch.library, "custom_op") and has("transformers"), "there is no transformers")
+    @unittest.skipUnless(hasattr(torch.library, "custom_op") and has("transformers"), "needs transformers")
     def test_packed(self):
         self.check_losses("packed.py", r"loss ([\d.]+)", 1e-3)
 
-    @unittest.skipUnless(hasattr(torch.library, "custom_op") and has("accelerate"), "there is no accelerate")
+    @unittest.skipUnless(hasattr(torch.library, "custom_op") and has("accelerate"), "needs accelerate")
     def test_trainer(self):
         self.check_losses("trainer.py", r"'loss': '?([\d.]+)", 2e-3)
 
-    @unittest.skipUnless(has("torchtitan"), "there is no torchtitan")
+    @unittest.skipUnless(has("torchtitan"), "needs torchtitan")
     def test_titan(self):
         run_ranks(2, titan)
 

@@ -36,7 +36,7 @@ class FinetuneTest(unittest.TestCase):
         try:
             import transformers  # noqa: F401
         except ImportError:
-            self.skipTest("there is no transformers")
+            self.skipTest("needs transformers")
         self.folder = tempfile.TemporaryDirectory(prefix="burst-")
         make_model(self.path("model"))
         with open(self.path("text"), "w") as file:

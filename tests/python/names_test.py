@@ -336,7 +336,7 @@ class NamesTest(unittest.TestCase):
         try:
             from transformers import masking_utils  # noqa: F401
         except ImportError:
-            self.skipTest("there is no transformers with masking_utils (4.53)")
+            self.skipTest("needs transformers with masking_utils (4.53)")
         run_ranks(2, adapters)
 
     def test_published(self):
@@ -404,7 +404,7 @@ class NamesTest(unittest.TestCase):
         try:
             import transformers
         except ImportError:
-            self.skipTest("there is no transformers")
+            self.skipTest("needs transformers")
         run_ranks(2, model_of_transformers)
         if hasattr(transformers, "GptOssConfig"):
             run_ranks(2, model_with_sinks)

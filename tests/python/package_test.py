@@ -42,7 +42,7 @@ def check_metadata(test, data):
 
 
 class WheelTest(unittest.TestCase):
-    @unittest.skipUnless(wheel(), "there is no wheel")
+    @unittest.skipUnless(wheel(), "needs the package wheel")
     def test_content(self):
         with zipfile.ZipFile(wheel()) as files:
             names = files.namelist()

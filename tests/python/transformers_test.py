@@ -42,7 +42,7 @@ def needs(*names):
         @functools.wraps(test)
         def run(self):
             if masking_utils is None:
-                self.skipTest("there is no transformers with masking_utils (4.53): nothing was tested")
+                self.skipTest("needs transformers with masking_utils (4.53): nothing was tested")
             missing = [name for name in names if not hasattr(transformers, name)]
             if missing:
                 self.skipTest("this transformers has no %s: they were not tested" % ", ".join(missing))

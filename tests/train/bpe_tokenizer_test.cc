@@ -82,22 +82,7 @@ TEST_P(Fixture, PiecesOfTextThatIsNotComplete) {
   const std::string text =
       "The ring\n\n  <tool_call>x</tool_call>  12345\xE4\xBD\xA0\xFF\xFF don't\n \n\xC3\xA9 end...";
   const auto encoder = tokenizer.of_file()->MakeEncoder(Specials::kAreText);
-  int64_t known = 0;
-  for (size_t limit = 1; limit <= text.size(); ++limit) {
-    std::vector<int32_t> whole;
-    const auto end = encoder->EncodePieces(text, 0, limit, /*complete=*/true, &whole);
-    ASSERT_TRUE(end.ok()) << end.status();
-    for (size_t size = limit; size < text.size(); ++size) {
-      std::vector<int32_t> tokens;
-      const auto part = encoder->EncodePieces(absl::string_view(text).substr(0, size), 0, limit,
-                                              /*complete=*/false, &tokens);
-      ASSERT_TRUE(part.ok()) << part.status();
-      if (*part == FileEncoder::kMore) continue;
-      EXPECT_EQ(*part, *end) << limit << " of " << size;
-      EXPECT_EQ(tokens, whole) << limit << " of " << size;
-      ++known;
-    }
-  }
+  const int64_t known = CheckBeginnings(encoder.get(), text);
   EXPECT_GT(known, static_cast<int64_t>(text.size() * text.size() / 8));
 }
 

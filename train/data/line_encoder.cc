@@ -134,7 +134,7 @@ class LineEncoder {
     }
   }
 
-  // After an error there are no lines.
+  // Returns no lines after an error.
   absl::StatusOr<Lines> Read() {
     const std::lock_guard<std::mutex> lock(read_mutex_);
     if (read_ended_) return Lines();

@@ -123,7 +123,7 @@ struct BackwardTraits {
   // kDqTurns or kTurnFirst alone is slower, both together make short sequences faster.
   static constexpr bool kTurnFirst = kOrdered;
   // With two buffers, each warp has its own, so a block may be two query tiles ahead of its turn.
-  // At a head_dim of 64 there is no room.
+  // At a head_dim of 64 shared memory holds one buffer.
   static constexpr int kDqBuffers = kLists && kHeadDim > 64 ? 2 : 1;
 };
 
