@@ -44,6 +44,28 @@ TEST_F(TrainCli, RunsHaveTokensOrEpochs) {
   ExpectError(Train({"--resume", "--epochs=0.2", "--out=epochs"}), 1, {"has made"});
 }
 
+// A mixture's order is a function of the seed and the step, so a resumed run has the same losses.
+TEST_F(TrainCli, MixturesResume) {
+  std::string numbers;
+  for (int i = 0; i < 900; ++i) absl::StrAppend(&numbers, i * 7919 % 10007, "\n");
+  Write("numbers.txt", numbers);
+  const auto train = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--data=text.txt:0.7,numbers.txt:0.3", "--eval_every=0", "--lr=1e-3",
+                             "--schedule=constant", "--warmup=0"});
+    return Train(more);
+  };
+  ExpectSuccess(train({"--steps=12", "--out=whole"}));
+  ExpectSuccess(train({"--steps=5", "--out=parts"}));
+  ExpectSuccess(train({"--resume", "--steps=12", "--out=parts"}));
+  const std::vector<Json> whole = Metrics("whole"), parts = Metrics("parts");
+  ASSERT_EQ(whole.size(), 12u);
+  ASSERT_EQ(parts.size(), 12u);
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i]["loss"], parts[i]["loss"]) << i;
+  ExpectError(
+      Train({"--resume", "--steps=13", "--out=parts", "--data=text.txt:0.6,numbers.txt:0.4"}), 1,
+      {"--data"});
+}
+
 TEST_F(TrainCli, RunLeavesItsFolder) {
   const Result result = Train({"--steps=6", "--eval_every=3", "--out=run", "--sample=20"});
   ExpectSuccess(result);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "train/data/shards.h"
 
 namespace burst {
@@ -121,6 +122,43 @@ TEST(SequenceSampler, AreAFunctionOfSeedAndSequence) {
   const GlobalBatch tail = *same.Training(104, 2);
   EXPECT_TRUE(std::equal(tail.tokens.begin(), tail.tokens.end(), all.tokens.begin() + 4 * 32));
   EXPECT_NE(other.Training(100, 6)->tokens, all.tokens);
+}
+
+// Each part has its share of 1,000 sequences in a row, and visits its own as if it were alone.
+TEST(SequenceSampler, AMixtureDrawsFromEveryPart) {
+  TokenSpan span = Counting(3000);
+  span.mixture = {{0, 1000, 1.4}, {1000, 2990, 0.5}, {2990, 3000, 0.1}};
+  const int64_t shares[] = {700, 250, 50};
+  const SequenceSampler sampler = Make(span, 8);
+  int64_t per_epoch = 0, sorted = 0;
+  for (size_t part = 0; part < 3; ++part) {
+    const auto& [begin, end, weight] = span.mixture[part];
+    const SequenceSampler alone = Make({span.corpus, begin, end}, 8);
+    per_epoch += alone.per_epoch();
+    for (int64_t block : {0, 1, 7}) {
+      std::vector<int64_t> starts, expected;
+      for (int64_t s = 1000 * block; s < 1000 * (block + 1); ++s) {
+        const int64_t start = sampler.TrainingStart(s);
+        if (begin <= start && start < end) starts.push_back(start);
+      }
+      for (int64_t i = 0; i < shares[part]; ++i) {
+        expected.push_back(alone.TrainingStart(block * shares[part] + i));
+      }
+      sorted += starts == expected;
+      std::sort(starts.begin(), starts.end());
+      std::sort(expected.begin(), expected.end());
+      EXPECT_EQ(starts, expected) << part << " " << block;
+    }
+  }
+  EXPECT_EQ(sampler.per_epoch(), per_epoch);
+  EXPECT_LT(sorted, 9) << "the order is random";
+  EXPECT_NE(Make(span, 8, 2).TrainingStart(0), sampler.TrainingStart(0));
+  span.mixture[2].weight = 1e-4;
+  EXPECT_TRUE(absl::StrContains(SequenceSampler::Create(span, {8, 1, false}).status().message(),
+                                "at least one in 1000"));
+  span.mixture[2] = {2995, 3000, 1};
+  EXPECT_TRUE(absl::StrContains(SequenceSampler::Create(span, {8, 1, false}).status().message(),
+                                "holds 5 tokens"));
 }
 
 TEST(SequenceSampler, TargetIsTheNextTokenOfTheStream) {

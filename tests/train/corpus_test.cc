@@ -213,6 +213,36 @@ TEST_F(CorpusTest, BadTexts) {
   EXPECT_TRUE(Load(Path("latin1.txt"), "", Kind::kByte).ok());
 }
 
+// The parts of a mixture are one corpus. Each leaves its own last tenth for validation.
+TEST_F(CorpusTest, MixturesAreJoined) {
+  const std::string a = Write("a.txt", "abcdefgh\n\nij"), b = Write("b.txt", "0123456789");
+  const auto data = Load(a + ":0.25," + b + ":2", "", Kind::kByte);
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(Tokenizer::Byte(false).Decode(All(data->train)), "abcdefgh\n\n012345678");
+  EXPECT_EQ(Tokenizer::Byte(false).Decode(All(data->validation)), "ij9");
+  EXPECT_TRUE(data->has_documents);
+  ASSERT_EQ(data->train.mixture.size(), 2u);
+  EXPECT_EQ(data->train.mixture[1].begin, 10);
+  EXPECT_EQ(data->train.mixture[1].end, 19);
+  EXPECT_EQ(data->train.mixture[1].weight, 2);
+  std::vector<int64_t> starts;
+  ASSERT_TRUE(data->train.corpus->DocumentStarts(0, 19, &starts).ok());
+  EXPECT_EQ(starts, (std::vector<int64_t>{0, 10}));
+  const auto other = Load(a + ":0.5," + b + ":2", "", Kind::kByte);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_NE(other->train.corpus->digest(), data->train.corpus->digest()) << "other weights";
+  const auto given = Load(a + ":1," + b + ":2", b, Kind::kByte);
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_EQ(given->train.size(), 22);
+  EXPECT_EQ(given->validation.size(), 10);
+  ExpectError(Load(a + ":0," + b + ":1", "", Kind::kByte), {"--data", "must be positive"});
+  ExpectError(Load(a + ":1," + Path("missing") + ":1", "", Kind::kByte), {"--data", "missing"});
+  ExpectError(Load(a + ":1," + Write("c.jsonl", "{\"text\": \"a\"}") + ":1", "", Kind::kByte),
+              {"--data", "c.jsonl", "same kind"});
+  // A file may have such a name.
+  EXPECT_TRUE(Load(Write("d.txt:1", "a file of its own"), "", Kind::kByte).ok());
+}
+
 // Documents of lines of JSON are their texts, each with an end, for any tokenizer.
 TEST_F(CorpusTest, LinesOfJsonAreDocuments) {
   const std::string path = Write("docs.jsonl",

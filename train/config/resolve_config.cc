@@ -20,6 +20,7 @@
 #include "train/config/check_config.h"
 #include "train/config/config.h"
 #include "train/config/conflicts.h"
+#include "train/data/mixture.h"
 
 namespace burst {
 namespace {
@@ -443,7 +444,11 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
     return InvalidOption("data", "must not be empty; give a text file, a folder or a pattern of ",
                          ".bin shards");
   }
-  if (c.data != "kjv") c.data = ResolvePath(c.data);
+  BURST_ASSIGN_OR_RETURN(std::vector<MixturePart> parts, ParseMixture(c.data));
+  for (MixturePart& part : parts) {
+    if (part.path != "kjv") part.path = ResolvePath(part.path);
+  }
+  c.data = MixtureText(parts);
   c.val_data = ResolvePath(c.val_data);
   c.data_cache = ResolvePath(c.data_cache);
   c.out = ResolvePath(c.out);

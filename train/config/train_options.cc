@@ -18,8 +18,9 @@ void AddDataOptions(TrainConfig* c, OptionTable* t) {
       .MayChange()
       .Of(Scope::kHost)
       .Help(
-          "Train on a text file, a folder of documents, .jsonl lines, or a pattern of llm.c .bin "
-          "shards. kjv: the King James Bible, built in.");
+          "Train on a text, a folder, .jsonl lines, .bin shards, or a mixture, a:0.7,b:0.3. kjv: "
+          "the "
+          "King James Bible, built in.");
   t->Add("val_data", &c->val_data)
       .Basic()
       .MayChange()

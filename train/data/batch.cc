@@ -1,6 +1,7 @@
 #include "train/data/batch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@ namespace {
 // Streams of random bits under the run's seed: the low word is the epoch.
 constexpr uint64_t kOrderStream = uint64_t{0x0DA7A} << 32;
 constexpr uint64_t kPhaseStream = uint64_t{0x0DA7B} << 32;
+constexpr uint64_t kMixtureStream = uint64_t{0x0DA7C} << 32;  // the low word is the block
 
 }  // namespace
 
@@ -22,7 +24,31 @@ absl::StatusOr<SequenceSampler> SequenceSampler::Create(const TokenSpan& span,
     return absl::InvalidArgumentError(absl::StrCat(
         "holds ", span.size(), " tokens, fewer than --seqlen + 1 = ", options.seqlen + 1));
   }
-  return SequenceSampler(span, options);
+  SequenceSampler sampler(span, options);
+  BURST_RETURN_IF_ERROR(sampler.AddParts());
+  return sampler;
+}
+
+// Rounds the parts' shares of kMixed sequences so that their sums are as near as possible.
+absl::Status SequenceSampler::AddParts() {
+  if (span_.mixture.empty()) return absl::OkStatus();
+  double all = 0, before = 0;
+  for (const TokenSpan::Part& part : span_.mixture) all += part.weight;
+  per_epoch_ = 0;
+  for (const TokenSpan::Part& part : span_.mixture) {
+    BURST_ASSIGN_OR_RETURN(SequenceSampler sampler,
+                           Create({span_.corpus, part.begin, part.end}, options_));
+    per_epoch_ += sampler.per_epoch();
+    parts_.push_back(std::move(sampler));
+    first_.push_back(std::llround(before / all * kMixed));
+    before += part.weight;
+    if (std::llround(before / all * kMixed) > first_.back()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("has a part of weight ", part.weight,
+                                                   ", which must be at least one in ", kMixed,
+                                                   " of all weights, ", all));
+  }
+  first_.push_back(kMixed);
+  return absl::OkStatus();
 }
 
 SequenceSampler::SequenceSampler(const TokenSpan& span, const Options& options)
@@ -33,6 +59,15 @@ SequenceSampler::SequenceSampler(const TokenSpan& span, const Options& options)
 }
 
 int64_t SequenceSampler::TrainingStart(int64_t s) const {
+  if (!parts_.empty()) {
+    const int64_t block = s / kMixed;
+    const RandomPermutation order(kMixed, options_.seed,
+                                  kMixtureStream | static_cast<uint32_t>(block));
+    const int64_t place = order(s % kMixed);
+    const auto next = std::upper_bound(first_.begin(), first_.end(), place);
+    const size_t part = next - first_.begin() - 1;
+    return parts_[part].TrainingStart(block * (*next - first_[part]) + place - first_[part]);
+  }
   const uint64_t epoch = static_cast<uint64_t>(s / per_epoch_);
   const int64_t index =
       RandomPermutation(per_epoch_, options_.seed, kOrderStream | epoch)(s % per_epoch_);

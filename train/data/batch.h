@@ -86,11 +86,11 @@ class SequenceSampler {
     bool packed = false;
   };
 
-  // Creates a sampler. InvalidArgument means that the span is too short for a sequence: seqlen
-  // tokens and the last target.
+  // Creates a sampler. InvalidArgument means that the span, or a part of its mixture, is too short
+  // for a sequence: seqlen tokens and the last target. Or a weight is too small.
   static absl::StatusOr<SequenceSampler> Create(const TokenSpan& span, const Options& options);
 
-  // Returns the number of sequences in an epoch.
+  // Returns the number of sequences in an epoch; in a mixture, the sum over the parts.
   int64_t per_epoch() const { return per_epoch_; }
 
   // Returns the sequences [first, first + count) of the run, or an error of Corpus::Read.
@@ -116,8 +116,14 @@ class SequenceSampler {
   };
   absl::StatusOr<Boundaries> BoundariesOf(int64_t start) const;
 
+  // Each part has a fixed number of kMixed sequences in a row, in random order.
+  static constexpr int64_t kMixed = 1000;
+  absl::Status AddParts();
+
   TokenSpan span_;
   Options options_;
+  std::vector<SequenceSampler> parts_;  // of a mixture
+  std::vector<int64_t> first_;          // by part: which of kMixed sequences is its first; kMixed
   int64_t per_epoch_;
   int64_t phases_;  // an epoch's sequences start at a phase in [0, phases_)
 };

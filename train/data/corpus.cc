@@ -1,5 +1,7 @@
 #include "train/data/corpus.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -10,6 +12,7 @@
 #include "burst/base/status.h"
 #include "burst/cli/text.h"
 #include "train/data/data_cache.h"
+#include "train/data/mixture.h"
 #include "train/data/shard_corpus.h"
 #include "train/data/shards.h"
 #include "train/data/sources.h"
@@ -18,12 +21,14 @@
 namespace burst {
 namespace {
 
-std::string Describe(const Sources& sources, const TrainingData& data) {
+std::string Describe(const std::vector<Sources>& sources, size_t parts, const TrainingData& data) {
+  size_t files = 0;
+  for (size_t i = 0; i < parts; ++i) files += sources[i].files.size();
   const std::string size = Thousands(data.train.corpus->size());
-  const std::string what = sources.files.size() == 1
-                               ? std::filesystem::path(sources.files[0].path).filename().string()
-                               : absl::StrCat(sources.files.size(), " files");
-  if (sources.shards) return absl::StrCat(size, " tokens of ", what);
+  const std::string what = files == 1
+                               ? std::filesystem::path(sources[0].files[0].path).filename().string()
+                               : absl::StrCat(files, " files");
+  if (sources[0].shards) return absl::StrCat(size, " tokens of ", what);
   const Tokenizer::Kind kind = data.tokenizer->kind();
   return absl::StrFormat("%s %s of %s, %s tokens in the vocabulary", size,
                          kind == Tokenizer::Kind::kByte   ? "bytes"
@@ -53,6 +58,62 @@ absl::Status CheckTokenizer(const ShardData& shards, const Sources& sources,
                                                  " was made with a vocabulary of ", shards.vocab));
 }
 
+// Checks that sources are of the same kind as the first ones of --data.
+absl::Status CheckKind(const char* option, const std::string& path, const Sources& sources,
+                       const Sources& first) {
+  if (sources.shards == first.shards && sources.json_lines == first.json_lines) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--", option, ": ", path,
+                                                 " must be of the same kind as --data (",
+                                                 first.shards       ? ".bin shards"
+                                                 : first.json_lines ? ".jsonl"
+                                                                    : "text",
+                                                 ")"));
+}
+
+// Opens shards, all of one vocabulary.
+absl::Status OpenAllShards(const std::vector<Sources>& all, const DataCache& cache,
+                           const Tokenizer* vocabulary,
+                           std::vector<std::shared_ptr<const Corpus>>* corpora,
+                           TrainingData* data) {
+  for (const Sources& sources : all) {
+    BURST_ASSIGN_OR_RETURN(const ShardData shards, OpenShards(sources, cache));
+    if (corpora->empty()) {
+      BURST_RETURN_IF_ERROR(CheckTokenizer(shards, sources, vocabulary));
+      data->vocab = shards.vocab;
+      data->end_of_text = shards.end_of_text;
+      if (vocabulary != nullptr) {
+        data->tokenizer = *vocabulary;
+        BURST_ASSIGN_OR_RETURN(const Tokenizer::Marks marks, MarksOf(shards, *vocabulary));
+        data->tokenizer->set_marks(marks);
+      }
+    } else if (shards.vocab != data->vocab || shards.end_of_text != data->end_of_text) {
+      return sources.Error(absl::InvalidArgumentError(
+          absl::StrCat(sources.files[0].path, " is of another vocabulary than --data")));
+    }
+    corpora->push_back(shards.corpus);
+  }
+  return absl::OkStatus();
+}
+
+// Returns one span of all spans. `parts` has the weights of a mixture, or is empty.
+TokenSpan Joined(const std::vector<TokenSpan>& spans, const std::vector<MixturePart>& parts) {
+  if (spans.size() == 1) return spans[0];
+  TokenSpan joined;
+  std::vector<double> weights;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const int64_t begin = joined.end;
+    joined.end += spans[i].size();
+    if (parts.empty()) continue;
+    joined.mixture.push_back({begin, joined.end, parts[i].weight});
+    weights.push_back(parts[i].weight);
+  }
+  joined.corpus =
+      JoinCorpora(spans, XXH3_64bits(weights.data(), weights.size() * sizeof(weights[0])));
+  return joined;
+}
+
 }  // namespace
 
 absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
@@ -61,19 +122,19 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
                                               const std::string& cache_folder,
                                               const Tokenizer* vocabulary,
                                               const LineFormat& lines) {
-  BURST_ASSIGN_OR_RETURN(const Sources train, FindSources("data", data_path));
-  std::optional<Sources> validation;
-  if (!validation_path.empty()) {
-    BURST_ASSIGN_OR_RETURN(validation, FindSources("val_data", validation_path));
-    if (validation->shards != train.shards || validation->json_lines != train.json_lines) {
-      return absl::InvalidArgumentError(absl::StrCat("--val_data: ", validation_path,
-                                                     " must be of the same kind as --data (",
-                                                     train.shards       ? ".bin shards"
-                                                     : train.json_lines ? ".jsonl"
-                                                                        : "text",
-                                                     ")"));
-    }
+  BURST_ASSIGN_OR_RETURN(const std::vector<MixturePart> parts, ParseMixture(data_path));
+  std::vector<Sources> all;
+  for (const MixturePart& part : parts) {
+    BURST_ASSIGN_OR_RETURN(Sources found, FindSources("data", part.path));
+    all.push_back(std::move(found));
+    BURST_RETURN_IF_ERROR(CheckKind("data", part.path, all.back(), all[0]));
   }
+  if (!validation_path.empty()) {
+    BURST_ASSIGN_OR_RETURN(Sources found, FindSources("val_data", validation_path));
+    all.push_back(std::move(found));
+    BURST_RETURN_IF_ERROR(CheckKind("val_data", validation_path, all.back(), all[0]));
+  }
+  const Sources& train = all[0];
   if (train.shards && tokenizer.has_value()) {
     return absl::InvalidArgumentError(
         "--tokenizer: .bin shards hold tokens already; give the file they were made with, or none");
@@ -81,47 +142,34 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
 
   TrainingData data;
   const DataCache cache(cache_folder);
+  std::vector<std::shared_ptr<const Corpus>> corpora;  // of `all`
   if (train.shards) {
-    BURST_ASSIGN_OR_RETURN(const ShardData shards, OpenShards(train, cache));
-    BURST_RETURN_IF_ERROR(CheckTokenizer(shards, train, vocabulary));
-    if (vocabulary != nullptr) {
-      data.tokenizer = *vocabulary;
-      BURST_ASSIGN_OR_RETURN(const Tokenizer::Marks marks, MarksOf(shards, *vocabulary));
-      data.tokenizer->set_marks(marks);
-    }
-    data.vocab = shards.vocab;
-    data.end_of_text = shards.end_of_text;
-    data.train.corpus = shards.corpus;
-    if (validation.has_value()) {
-      BURST_ASSIGN_OR_RETURN(const ShardData more, OpenShards(*validation, cache));
-      if (more.vocab != shards.vocab || more.end_of_text != shards.end_of_text) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("--val_data: ", validation_path, " is of another vocabulary than --data"));
-      }
-      data.validation.corpus = more.corpus;
-    }
+    BURST_RETURN_IF_ERROR(OpenAllShards(all, cache, vocabulary, &corpora, &data));
   } else {
-    std::vector<const Sources*> sources = {&train};
-    if (validation.has_value()) sources.push_back(&*validation);
+    std::vector<const Sources*> sources;
+    for (const Sources& one : all) sources.push_back(&one);
     BURST_ASSIGN_OR_RETURN(
         TextCorpora texts,
         OpenTexts(sources, tokenizer.value_or(Tokenizer::Kind::kChar), vocabulary, lines, cache));
     data.tokenizer = std::move(texts.tokenizer);
     data.vocab = data.tokenizer->vocab();
     data.end_of_text = data.tokenizer->end_of_text();
-    data.train.corpus = texts.corpora[0];
-    if (validation.has_value()) data.validation.corpus = texts.corpora[1];
+    corpora = std::move(texts.corpora);
   }
 
-  data.train.end = data.train.corpus->size();
-  if (validation.has_value()) {
-    data.validation.end = data.validation.corpus->size();
-  } else {
-    data.train.end = static_cast<int64_t>(0.9 * static_cast<double>(data.train.end));
-    data.validation = {data.train.corpus, data.train.end, data.train.corpus->size()};
+  std::vector<TokenSpan> training, validation;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int64_t size = corpora[i]->size();
+    const int64_t end =
+        validation_path.empty() ? static_cast<int64_t>(0.9 * static_cast<double>(size)) : size;
+    training.push_back({corpora[i], 0, end});
+    validation.push_back({corpora[i], end, size});
   }
+  if (!validation_path.empty()) validation = {{corpora.back(), 0, corpora.back()->size()}};
+  data.train = Joined(training, parts);
+  data.validation = Joined(validation, {});
   data.has_documents = data.train.corpus->second_document() < data.train.end;
-  data.summary = Describe(train, data);
+  data.summary = Describe(all, parts.size(), data);
   return data;
 }
 

@@ -56,9 +56,16 @@ class Corpus {
 
 // A part of a corpus.
 struct TokenSpan {
+  // A part of a mixture, in the corpus, and its share of the sequences.
+  struct Part {
+    int64_t begin = 0, end = 0;
+    double weight = 1;
+  };
+
   std::shared_ptr<const Corpus> corpus;
   int64_t begin = 0;
   int64_t end = 0;
+  std::vector<Part> mixture = {};  // empty: sequences come from the whole span
 
   int64_t size() const { return end - begin; }
 };
@@ -74,11 +81,11 @@ struct TrainingData {
 
 // Loads training data. `data` names a text file, a folder whose files are documents (in order of
 // path), or files named .jsonl whose lines are documents. Or it names llm.c's .bin shards, or is a
-// pattern of files of one of these kinds. Blank lines separate the documents of a single text file.
-// `validation_data` is like it; empty: the last tenth of the tokens. `tokenizer` is for text;
-// characters by default. `vocabulary` replaces it by a file's or a model's tokenizer, which must
-// have made the shards. `lines` says how lines of JSON are read. Errors name the option and the
-// file.
+// pattern of files of one of these kinds, or a mixture of them (mixture.h). Blank lines separate
+// the documents of a single text file. `validation_data` is like it; empty: the last tenth of the
+// tokens. `tokenizer` is for text; characters by default. `vocabulary` replaces it by a file's or a
+// model's tokenizer, which must have made the shards. `lines` says how lines of JSON are read.
+// Errors name the option and the file.
 //
 // `cache_folder` (data_cache.h) keeps what is computed from the data: the tokens of texts, and the
 // results of a scan of shards. So only the first of all processes and runs reads all of the data.

@@ -13,6 +13,7 @@
 #include "burst/cli/files.h"
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/data/batch.h"
+#include "train/data/mixture.h"
 #include "train/data/sources.h"
 #include "train/huggingface/pretrained.h"
 
@@ -183,21 +184,26 @@ absl::Status CannotResume(const absl::Status& error, const std::string& path) {
 absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   TrainingSetup setup;
   setup.config = config;
-  std::string data = config.data;
-  if (data == "kjv") {
-    BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
+  BURST_ASSIGN_OR_RETURN(std::vector<MixturePart> parts, ParseMixture(config.data));
+  for (MixturePart& part : parts) {
+    if (part.path != "kjv") continue;
+    BURST_ASSIGN_OR_RETURN(part.path, FindRunfile("kjv/kjv.txt"));
   }
-  BURST_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer, FindTokenizer(config, data));
+  const std::string data = MixtureText(parts);
+  BURST_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer,
+                         FindTokenizer(config, parts[0].path));
   absl::StatusOr<TrainingData> loaded =
       LoadTrainingData(data, config.val_data, config.tokenizer, DataCacheFolder(config),
                        tokenizer.has_value() ? &*tokenizer : nullptr, config.lines);
   if (!loaded.ok()) return WhereTheCacheIs(config, loaded.status());
   setup.data = *std::move(loaded);
   BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));
-  BURST_ASSIGN_OR_RETURN(
-      const SequenceSampler sampler,
-      SequenceSampler::Create(setup.data.train, {config.seqlen, 0, config.packed}));
-  BURST_RETURN_IF_ERROR(setup.config.SetEpochs(sampler.per_epoch()));
+  const absl::StatusOr<SequenceSampler> sampler =
+      SequenceSampler::Create(setup.data.train, {config.seqlen, 0, config.packed});
+  if (!sampler.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--data: ", sampler.status().message()));
+  }
+  BURST_RETURN_IF_ERROR(setup.config.SetEpochs(sampler->per_epoch()));
   BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
   setup.config.model = setup.config.model.WithDefaults();
   setup.data_fingerprint = FingerprintOf(setup.data);
