@@ -2,17 +2,10 @@
 
 The pages of render.py show some of the tables; render.py --show prints any of them, with its docstring."""
 
+from cells import NONE, number, ratio
+from kernel_tables import (ampere, few_queries, float16, fp8, fp8_errors, kernels, kernels_all, kernels_grouped,
+                           kernels_h100, masks, sinks)
 from results import LLAMA_8B, backward_h200, forward_h200, load, long_steps, one, ring_rows, shape
-
-NONE = "-"
-
-
-def number(value, digits=0):
-    return NONE if value is None else "{:,.{}f}".format(value, digits)
-
-
-def ratio(ours, peer):
-    return NONE if ours is None or peer is None else "%.2f" % (ours / peer)
 
 
 def training():
@@ -84,131 +77,6 @@ def published():
              row["source"]]
             for row in load("published")["rows"] if row["tokens"] not in (262144, 524288)]
     return ["who", "model", "tokens", "GPUs", "settings", "tokens/s a GPU", "source"], rows
-
-
-# Name, shape, and whether docs/performance.md shows it (else only kernels_all does).
-KERNELS = (
-    ("D=128, full, 8K", shape(8192, 128, "full"), False),
-    ("D=128, full, 16K", shape(16384, 128, "full"), True),
-    ("D=128, causal, 8K", shape(8192, 128, "causal"), True),
-    ("D=128, causal, 16K", shape(16384, 128, "causal"), True),
-    ("D=64, full, 8K", shape(8192, 64, "full"), False),
-    ("D=64, full, 16K", shape(16384, 64, "full"), True),
-    ("D=64, causal, 8K", shape(8192, 64, "causal"), False),
-    ("D=64, causal, 16K", shape(16384, 64, "causal"), True),
-    ("D=96, full, 16K, 16 heads", shape(16384, 96, "full", 16), False),
-    ("D=96, causal, 16K, 16 heads", shape(16384, 96, "causal", 16), True),
-    ("D=192, full, 16K, 16 heads", shape(16384, 192, "full", 16), False),
-    ("D=192, causal, 16K, 16 heads", shape(16384, 192, "causal", 16), True),
-    ("D=256, full, 16K, 16 heads", shape(16384, 256, "full", 16), True),
-    ("D=256, causal, 16K, 16 heads", shape(16384, 256, "causal", 16), True),
-    ("D=128, full, 16K, 64 heads on 8", shape(16384, 128, "full", 64, 8), False),
-    ("D=128, causal, 16K, 64 heads on 8", shape(16384, 128, "causal", 64, 8), True),
-    ("D=128, causal, 16K, 16 heads on 8", shape(16384, 128, "causal", 16, 8), False),
-    ("D=64, causal, 64 x 1,024, 12 heads (GPT-2)", shape(1024, 64, "causal", 12, batch=64), True),
-    ("D=128, causal, 16 x 2,048", shape(2048, 128, "causal", batch=16), False),
-    ("D=128, causal, 16 x 512", shape(512, 128, "causal", batch=16), False),
-    ("D=128, documents of 512 to 16K, 64K in all", shape(65536, 128, "docs"), False),
-    ("D=128, window of 4,096 in 64K", shape(65536, 128, "window"), False),
-)
-
-
-def kernels(everything=False):
-    rows = []
-    for name, wanted, main in KERNELS:
-        if not main and not everything:
-            continue
-        forward = forward_h200(wanted)
-        default, free = backward_h200(wanted, True), backward_h200(wanted, False)
-        rows.append([name, number(forward[0]), ratio(forward[0], forward[1]), ratio(forward[0], forward[2]),
-                     number(default[0]), ratio(default[0], default[1]), ratio(default[0], default[2]),
-                     number(free[0]), ratio(free[0], free[1])])
-    return ["shape", "forward, TFLOP/s", "to FA3", "to cuDNN", "backward, TFLOP/s", "to FA3", "to cuDNN",
-            "free backward, TFLOP/s", "to FA3"], rows
-
-
-def kernels_all():
-    """Every measured shape of the Hopper kernels on one H200, in bf16, with 32 heads unless said otherwise."""
-    return kernels(everything=True)
-
-
-def kernels_grouped():
-    """The backward of grouped heads in the default, fixed order, one H200, D=128, causal."""
-    rows = []
-    for row in load("backward_splits_h200")["rows"]:
-        if row["deterministic"] and row["head_dim"] == 128 and row["mask"] == "causal" and row["heads"] != row["kv_heads"]:
-            rows.append(["%d on %d" % (row["heads"], row["kv_heads"]), "%d x %s" % (row["batch"], number(row["tokens"])),
-                         number(row["after"]), ratio(row["after"], row["fa3"])])
-    return ["heads", "batch", "backward, TFLOP/s", "to FA3"], rows
-
-
-H100 = (
-    ("D=128, causal, 8K", shape(8192, 128, "causal"), "backward", "after"),
-    ("D=128, causal, 16K", shape(16384, 128, "causal"), "backward", "after"),
-    ("D=128, causal, 64K", shape(65536, 128, "causal"), "backward_before", "deterministic"),
-    ("D=128, full, 8K", shape(8192, 128, "full"), "backward", "after"),
-    ("D=128, causal, 16K, 64 heads on 8", shape(16384, 128, "causal", 64, 8), "backward_before", "deterministic"),
-    ("D=256, causal, 16K, 16 heads", shape(16384, 256, "causal", 16), "backward_before", "deterministic"),
-)
-
-
-def kernels_h100():
-    """The Hopper kernels on an H100. Forward and backward of a row may come from different machines."""
-    results = load("attention_tiles_h100")
-    rows = []
-    for name, wanted, part, field in H100:
-        found = [row for row in results["forward"] if row["machine"] == "c"
-                 and all(row.get(key) == value for key, value in wanted.items())]
-        ours, fa3 = (found[0]["after"], found[0]["fa3"]) if found else (None, None)
-        backward = one(results[part]["rows"], **wanted)
-        rows.append([name, number(ours), ratio(ours, fa3), number(backward[field]),
-                     ratio(backward[field], backward["fa3"]), number(backward["free"]),
-                     ratio(backward["free"], backward["fa3"])])
-    return ["shape", "forward, TFLOP/s", "to FA3", "backward, TFLOP/s", "to FA3", "free backward, TFLOP/s",
-            "to FA3"], rows
-
-
-def masks():
-    """Masks from PyTorch, one H200, against our causal mask and compiled FlexAttention.
-
-    Rates count visible pairs. The backward is deterministic."""
-    rows = []
-    for row in load("pytorch_masks_h200")["rows"]:
-        cells = [row["mask"], number(row["tokens"]), str(row["head_dim"]), number(row["density"], 2)]
-        for direction in ("forward", "backward"):
-            ours, causal, flex = (row["%s, %s" % (direction, side)]["TFLOP/s"]
-                                  for side in ("burst", "causal", "FlexAttention"))
-            cells += [number(ours), ratio(ours, causal), ratio(ours, flex)]
-        rows.append(cells)
-    return ["mask", "tokens", "D", "density", "forward, TFLOP/s", "to causal", "to FlexAttention",
-            "backward, TFLOP/s", "to causal", "to FlexAttention"], rows
-
-
-def fp8():
-    """The forward in fp8 on one H200, D=128, with rounding."""
-    results = load("fp8_attention_h200")["bench"]
-    rows = []
-    for mask in ("full", "causal"):
-        for tokens in (16384, 65536):
-            row = one([r for r in results if r["batch"] == 1 and r["heads"] == r["kv_heads"]],
-                      length=tokens, mask=mask)
-            rows.append([mask, number(tokens), number(row["fp8_tflops"]), number(row["bfloat16_tflops"]),
-                         ratio(row["fp8_tflops"], row["bfloat16_tflops"]),
-                         ratio(row["fp8_tflops"], row["cudnn_tflops"])])
-    return ["mask", "tokens", "fp8, TFLOP/s", "ours in bf16, TFLOP/s", "to ours in bf16", "to cuDNN in bf16"], rows
-
-
-def few_queries():
-    """Few queries on a long cache, one H200. A copy is a device-to-device copy of as many bytes."""
-    rows = []
-    for row in load("decode_h200")["rows"]:
-        rows.append(["%d x %d" % (row["batch"], row["q_len"]), number(row["k_len"]),
-                     "%d on %d" % (row["heads"], row["kv_heads"]), str(row["dim"]),
-                     number(1000 * row["ours_ms"]), number(row["ours_gb_per_s"] / 1000, 2),
-                     number(row["of_copy"], 2), ratio(row["cudnn_ms"], row["ours_ms"]),
-                     ratio(row["flash2_ms"], row["ours_ms"])])
-    return ["batch x queries", "keys", "heads", "D", "time, us", "K and V read, TB/s", "to a copy", "cuDNN's time to ours",
-            "FlashAttention-2's time to ours"], rows
 
 
 def ring():
@@ -309,26 +177,6 @@ def cpu():
     return ["work", "tokens/s", "GFLOP/s", "of sgemm, %"], rows
 
 
-def float16():
-    """The Hopper kernels in float16 against cuDNN, one H200."""
-    rows = []
-    for row in load("attention_h200_float16")["bench"]:
-        if row["case"] == "cublas 8192":
-            continue
-        rows.append(["D=%d" % row["dim"], row["mask"], "%d x %s" % (row["batch"], number(row["length"])),
-                     "%d on %d" % (row["heads"], row["kv_heads"]), number(row.get("fwd_tflops")), number(row.get("fwd_ratio"), 2),
-                     number(row.get("bwd_tflops")), number(row.get("bwd_ratio"), 2)])
-    return ["D", "mask", "batch", "heads", "forward, TFLOP/s", "to cuDNN", "free backward, TFLOP/s", "to cuDNN"], rows
-
-
-def sinks():
-    """The forward without and with attention sinks, one H200."""
-    rows = [["D=%d" % row["head_dim"], row["mask"], "%d x %s" % (row["batch"], number(row["seqlen"])),
-             "%d on %d" % (row["heads"], row["kv_heads"]), number(row["without"]), number(row["with"])]
-            for row in load("attention_sinks_h200")["sinks"]]
-    return ["D", "mask", "batch", "heads", "without, TFLOP/s", "with, TFLOP/s"], rows
-
-
 def ops():
     """Operations that memory limits, one H200, compared with a device-to-device copy."""
     rows = [[row["case"], number(row["us"], 1), number(row["GB_s"]), number(row["of_copy"], 2)]
@@ -358,17 +206,6 @@ def memory_options():
              number(row["tokens_per_second"]), number(row["GiB"], 1)]
             for row in load("training_h200")["rows"] if row["seqlen"] != 262144]
     return ["model", "tokens", "GPUs", "options", "tokens/s a GPU", "GiB a GPU"], rows
-
-
-def ampere():
-    """The kernels for GPUs since Ampere, on an H200: 16 heads, 2 x 8,192 tokens. FA2 is FlashAttention-2."""
-    rows = []
-    for row in load("attention_interface_h200")["rows"]:
-        name, direction = row["case"].rsplit(", ", 1)
-        if "2 x 8192" in name and "D=256" not in name:
-            rows.append([name.split(" 2 x")[0], direction, number(row["tflops"]["sm80"]),
-                         ratio(row["tflops"]["sm80"], row["tflops"]["flash2"])])
-    return ["shape", "pass", "TFLOP/s", "to FA2"], rows
 
 
 def saves():
@@ -458,25 +295,6 @@ def processes():
     rows = [[row["case"], number(row["bytes"]), number(row["tcp_us"], 1), number(row["mpi_us"], 1)]
             for row in load("cpu_xeon_2_cores")["rows"] if row["benchmark"] == "process_comm_benchmark"]
     return ["operation", "bytes", "sockets, us", "MPI, us"], rows
-
-
-def fp8_errors():
-    """Relative root mean square errors of the forward in fp8 against float64, D=128.
-
-    "One scale" is plain rounding to 8 bits with the rest in float64. The gradients dq, dk and dv come from
-    a 16-bit backward after the 8-bit forward."""
-    results = load("fp8_attention_h200")["errors"]
-    rows = []
-    for name, inputs, tokens, mask in (
-            ("normal", "normal", 4096, "full"), ("normal", "normal", 16384, "causal"),
-            ("one element in 1,000 ten times larger", "outliers", 16384, "causal"),
-            ("four channels of Q and K eight times larger", "channels", 16384, "causal"),
-            ("logits with a standard deviation of 9", "peaked", 16384, "causal")):
-        row = one(results, inputs=inputs, length=tokens, mask=mask)
-        rows.append([name, number(tokens), mask, number(row["fp8"]["out"], 3), number(row["simulated_block"], 3),
-                     number(row["simulated_tensor"], 3), number(row["bfloat16"]["out"], 4),
-                     number(row["fp8"]["dq"], 3), number(row["fp8"]["dk"], 3), number(row["fp8"]["dv"], 3)])
-    return ["inputs", "tokens", "mask", "fp8", "one scale a block", "one scale a tensor", "bf16", "dq", "dk", "dv"], rows
 
 
 def pytorch():

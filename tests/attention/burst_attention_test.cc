@@ -15,9 +15,9 @@
 
 #include "burst/base/status.h"
 #include "burst/comm/gpu/gpu_communicator.h"
-#include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
 #include "burst/sequence/balance.h"
+#include "tests/attention/ring_runs.h"
 #include "tests/attention/sequence_problem.h"
 #include "tests/testing/attention_reference.h"
 #include "tests/testing/sanitizers.h"
@@ -26,46 +26,6 @@ namespace burst {
 namespace {
 
 IntervalMask Causal() { return {/*causal=*/true}; }
-
-constexpr BackwardDirection kDirections[] = {BackwardDirection::kBurst, BackwardDirection::kRing};
-
-// Runs one rank, which writes its part of the results.
-absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, const Inputs& inputs,
-                     const IntervalMask& mask, const AttentionResults& results,
-                     BurstAttention::Stats* stats = nullptr) {
-  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-  BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
-                         attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
-  BURST_RETURN_IF_ERROR(AttendOnRank(*attention, schedule, inputs, results));
-  if (stats != nullptr) *stats = attention->stats();
-  return absl::OkStatus();
-}
-
-// Runs the ring over `world_size` ranks and joins the parts of the results. Traffic is summed over
-// ranks.
-absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const Inputs& inputs,
-                     const IntervalMask& mask, AttentionResults* results,
-                     RingTraffic* forward = nullptr, RingTraffic* backward = nullptr) {
-  *results = EmptyResults(inputs);
-  std::vector<BurstAttention::Stats> stats(world_size);
-  BURST_RETURN_IF_ERROR(RunTestRanks(world_size, [&](Communicator& comm) {
-    return RunRank(comm, options, inputs, mask, *results, &stats[comm.rank()]);
-  }));
-  const auto add = [](const RingTraffic& from, RingTraffic* to) {
-    if (to == nullptr) return;
-    for (Link link : kLinks) {
-      to->blocks[link] = to->blocks[link] + from.blocks[link];
-      to->gradients[link] = to->gradients[link] + from.gradients[link];
-    }
-    to->rounds_computed += from.rounds_computed;
-    to->rounds_skipped += from.rounds_skipped;
-  };
-  for (const BurstAttention::Stats& rank : stats) {
-    add(rank.forward, forward);
-    add(rank.backward, backward);
-  }
-  return absl::OkStatus();
-}
 
 // (heads, kv heads), head_dim
 class BurstAttentionSweep : public testing::TestWithParam<std::tuple<std::pair<int, int>, int>> {};
@@ -259,79 +219,6 @@ TEST(BurstAttentionTest, NaNStaysInItsDocument) {
       }
     }
   }
-}
-
-// The method's table gives the bytes, for each transfer and element of the batch. Every rank makes
-// G - 1 transfers.
-TEST(BurstAttentionTest, BytesEqualTheFormulas) {
-  const int64_t batch = 2, seqlen = 96, head_dim = 16;
-  for (const auto& [heads, kv_heads] : {std::make_pair(4, 4), std::make_pair(4, 1)}) {
-    const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
-    const Inputs inputs =
-        RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
-    for (const auto& [world_size, per_node] :
-         {std::pair(1, 0), std::pair(2, 0), std::pair(3, 0), std::pair(4, 0), std::pair(4, 2),
-          std::pair(6, 3), std::pair(8, 2)}) {
-      const int64_t transfers = static_cast<int64_t>(world_size) * (world_size - 1);
-      const int64_t between =
-          per_node == 0 ? 0 : static_cast<int64_t>(world_size) * (world_size / per_node - 1);
-      const int64_t tokens = batch * seqlen / world_size;
-      for (BackwardDirection direction : kDirections) {
-        BurstAttentionOptions options;
-        options.backward = direction;
-        options.layout = Layout::kContiguous;
-        options.ranks_per_node = per_node;
-        AttentionResults results;
-        RingTraffic forward, backward;
-        ASSERT_TRUE(
-            RunRing(world_size, options, inputs, /*mask=*/{}, &results, &forward, &backward).ok());
-        EXPECT_EQ(forward.blocks.total().transfers, transfers);
-        EXPECT_EQ(forward.blocks.total().bytes, transfers * tokens * 2 * hk * 4);
-        EXPECT_EQ(forward.gradients.total().bytes, 0);
-        EXPECT_EQ(backward.blocks.total().transfers, transfers);
-        EXPECT_EQ(backward.gradients.total().transfers, transfers);
-        for (const auto& sent : {forward.blocks, backward.blocks, backward.gradients}) {
-          EXPECT_EQ(sent[Link::kInter].transfers, between);
-        }
-        if (direction == BackwardDirection::kBurst) {
-          EXPECT_EQ(backward.blocks.total().bytes, transfers * tokens * (2 * hq + 2 * heads) * 4);
-          EXPECT_EQ(backward.gradients.total().bytes, transfers * tokens * hq * 4);
-        } else {
-          EXPECT_EQ(backward.blocks.total().bytes, transfers * tokens * 2 * hk * 4);
-          EXPECT_EQ(backward.gradients.total().bytes, transfers * tokens * 2 * hk * 4);
-        }
-      }
-    }
-  }
-}
-
-TEST(BurstAttentionTest, AutoTakesTheDirectionOfFewerBytes) {
-  const absl::Status status = RunRanks(4, [](Communicator& comm) -> absl::Status {
-    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create({}, &comm));
-    BURST_ASSIGN_OR_RETURN(const AttentionSchedule made, attention->Schedule(1024, Mask::Full()));
-    const RingSchedule& schedule = *made.ring();
-    // Multi-head attention compares 3 Hq + 2 Z with 4 Hk. Grouped by two, 4 Hk is less.
-    EXPECT_EQ(attention->Direction(schedule, 8, 8, 64, DType::kFloat32), BackwardDirection::kBurst);
-    EXPECT_EQ(attention->Direction(schedule, 8, 4, 64, DType::kFloat32), BackwardDirection::kRing);
-    EXPECT_EQ(attention->Direction(schedule, 8, 1, 64, DType::kFloat32), BackwardDirection::kRing);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
-  // 8 ranks have 16 tokens each, in order. A window of 16 reaches into the previous rank only.
-  const Inputs inputs = RandomInputs(1, 128, 2, 2, 16, DType::kFloat32, 2);
-  BurstAttentionOptions options;
-  options.layout = Layout::kContiguous;
-  const IntervalMask mask = {/*causal=*/true, /*window=*/16};
-  AttentionResults results;
-  RingTraffic forward;
-  ASSERT_TRUE(RunRing(8, options, inputs, mask, &results, &forward).ok());
-  EXPECT_EQ(forward.blocks.total().transfers, 7);
-  EXPECT_EQ(forward.rounds_computed, 8 + 7);
-  EXPECT_EQ(forward.rounds_skipped, 64 - 15);
-  ExpectClose(results, Reference(inputs, mask, 0.25), 1e-5);
 }
 
 #ifdef BURST_TEST_CUDA

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -294,59 +293,6 @@ TEST(StrategyTest, BitwiseEqualFromRunToRun) {
     const AttentionResults b =
         RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, Mask::Causal());
     ExpectBitwiseEqual(a, b);
-  }
-}
-
-// The table in ulysses_attention.h gives the bytes. The ring's bytes follow from
-// BytesEqualTheFormulas, for a group's tokens and a rank's share of the heads.
-TEST(StrategyTest, BytesEqualTheFormulas) {
-  const int64_t batch = 2, seqlen = 96, heads = 8, head_dim = 16;
-  for (int64_t kv_heads : {8, 2}) {
-    const Inputs inputs =
-        RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
-    for (const auto& [ranks, size] : {std::pair(2, 2), std::pair(4, 2), std::pair(4, 4)}) {
-      const int64_t l = seqlen / ranks, ring = ranks / size;
-      const int64_t replicated = std::max<int64_t>(kv_heads, size);
-      const auto exchanged = [&, size = size](int64_t elements_a_token) {
-        return batch * l * elements_a_token * 4 * (size - 1) / size;
-      };
-      const int64_t qkv = head_dim * (heads + 2 * replicated), out = head_dim * heads;
-      const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
-        BurstAttentionOptions options;
-        options.backward = BackwardDirection::kRing;
-        BURST_ASSIGN_OR_RETURN(const auto attention,
-                               UlyssesAttention::Create(options, size, &comm));
-        BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
-                               attention->Schedule(seqlen, Mask::Full()));
-        const auto take = [&](const Tensor& global) {
-          return TakeRows(global, schedule.shard().local_positions());
-        };
-        const int64_t visiting = (ring - 1) * batch * l * size * 2 * (replicated / size) * head_dim;
-        for (bool with_lse : {false, true}) {
-          AttentionCall call = {&schedule, take(inputs.q), take(inputs.k), take(inputs.v)};
-          call.wants_lse = with_lse;
-          AttentionResult result;
-          attention->ResetStats();
-          BURST_RETURN_IF_ERROR(attention->Forward(call, &result));
-          EXPECT_EQ(result.lse.null(), !with_lse);
-          AttentionGradients gradients = {take(inputs.dout)};
-          if (with_lse) {
-            gradients.dlse = TakeColumns(inputs.dlse, schedule.shard().local_positions());
-          }
-          BURST_RETURN_IF_ERROR(attention->Backward(call, result, &gradients));
-          const int64_t rows = with_lse ? heads : 0;
-          EXPECT_EQ(attention->stats().forward.bytes, exchanged(qkv + out + rows));
-          EXPECT_EQ(attention->stats().backward.bytes, exchanged(qkv + out + rows));
-          // q, k and v take one message to a peer. lse shares a message with out if its dtype is
-          // the same.
-          EXPECT_EQ(attention->stats().forward.messages, 2 * (size - 1));
-          EXPECT_EQ(attention->bytes_sent().forward, exchanged(qkv + out + rows) + visiting * 4);
-          EXPECT_EQ(attention->bytes_sent().backward, exchanged(qkv + out + rows) + visiting * 8);
-        }
-        return absl::OkStatus();
-      });
-      EXPECT_TRUE(status.ok()) << status;
-    }
   }
 }
 
