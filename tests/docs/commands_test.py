@@ -25,6 +25,7 @@ PROGRAMS = {
     "plan": ("train/tools/plan", ["--seqlen=1024"]),
     "generate": ("train/tools/generate", ["--tokens=4"]),
     "tokenize": ("train/tools/tokenize", []),
+    "chat": ("train/tools/chat", []),
     "chats": ("train/tools/chats", []),
     "export": ("train/tools/export", []),
     "import": ("train/tools/import", []),
@@ -103,6 +104,7 @@ def make_files(folder):
     (folder / "book.txt").write_text(text[:200])
     (folder / "web").mkdir()
     (folder / "web/1.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text.split("\n")))
+    (folder / "prompts.jsonl").write_text(json.dumps("sentence") + "\n" + json.dumps({"prompt": "of many"}) + "\n")
     tokenizers = ROOT / "tests/train/tokenizers"
     shutil.copytree(tokenizers / "tiny_gpt2", folder / "gpt2")
     shutil.copytree(tokenizers / "tiny", folder / "llama3")

@@ -350,5 +350,88 @@ TEST_F(TrainCli, GenerationIsAFunctionOfItsSeed) {
   ExpectError(Generate({"--checkpoint=run", "--tokens=-1"}), 2, {"--tokens"});
 }
 
+// Every line of --prompts has the text that --prompt gives, on any number of ranks.
+TEST_F(TrainCli, PromptsAreLines) {
+  ExpectSuccess(Train({"--steps=30", "--lr=1e-2", "--eval_every=0", "--out=run"}));
+  const std::vector<std::string> prompts = {"line ", "l", "line 12 of a \ntext\nline 12 of a text"};
+  Write("prompts.jsonl", absl::StrCat(nlohmann::json(prompts[0]).dump(), "\n\n",
+                                      nlohmann::json{{"id", 7}, {"prompt", prompts[1]}}.dump(),
+                                      "\r\n", nlohmann::json(prompts[2]).dump()));
+  const std::vector<std::string> base = {"--checkpoint=run", "--tokens=40", "--temperature=0"};
+  const auto generate = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), base.begin(), base.end());
+    return Generate(more);
+  };
+  std::string expected;
+  for (const std::string& prompt : prompts) {
+    const std::string text = generate({"--prompt=" + prompt}).out;
+    ASSERT_TRUE(absl::StartsWith(text, prompt)) << text;
+    const size_t end = text.size() - 1;  // a line break
+    nlohmann::ordered_json row;
+    row["prompt"] = prompt;
+    row["text"] = text.substr(prompt.size(), end - prompt.size());
+    absl::StrAppend(&expected, row.dump(), "\n");
+  }
+  const Result all = generate({"--prompts=prompts.jsonl"});
+  EXPECT_EQ(all.exit_code, 0);
+  EXPECT_EQ(all.out, expected);
+  EXPECT_TRUE(absl::StrContains(all.err, "the prompt has 36 tokens")) << all.err;
+  EXPECT_EQ(generate({"--prompts=prompts.jsonl", "--ranks=2"}).out, expected);
+
+  // The pieces of a text are the text. It ends before --stop.
+  const Result pieces = generate({"--prompts=prompts.jsonl", "--stream", "--stop=f a"});
+  std::istringstream lines(pieces.out);
+  std::string joined;
+  std::vector<std::string> texts;
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    if (row.contains("piece")) {
+      joined += row["piece"];
+      continue;
+    }
+    EXPECT_EQ(row["text"], joined);
+    texts.push_back(std::exchange(joined, ""));
+    EXPECT_FALSE(absl::StrContains(texts.back(), "f a"));
+  }
+  EXPECT_EQ(texts.size(), 3u);
+
+  Write("bad.jsonl", "\"line\"\n{\"prompt\": 1}\n");
+  const Result bad = generate({"--prompts=bad.jsonl", "--ranks=2"});
+  ExpectError(bad, 1, {"--prompts", "bad.jsonl: line 2", "a text 'prompt'"});
+  Write("unknown.jsonl", "\"\u20ac\"");
+  ExpectError(generate({"--prompts=unknown.jsonl"}), 1, {"unknown.jsonl: line 1", "U+20AC"});
+  ExpectError(generate({"--prompts=none.jsonl"}), 1, {"--prompts", "none.jsonl"});
+  ExpectError(generate({"--prompts=a", "--prompt=b"}), 2, {"--prompts", "--prompt"});
+  ExpectError(generate({"--stream"}), 2, {"--stream", "--prompts"});
+  ExpectError(generate({"--layout=balanced", "--ranks=2"}), 2, {"--layout", "balanced"});
+}
+
+// //train:chat answers with the model's text after the rendered messages.
+TEST_F(TrainCli, AChatIsTheTextAfterItsMessages) {
+  ExpectSuccess(Train({"--steps=30", "--lr=1e-2", "--eval_every=0", "--out=run"}));
+  Write("chat.jinja", "{% for m in messages %}{{ m.content }}\n{% endfor %}");
+  Write("lines", "line 12\n/new\nline 7\ntext\n");
+  const auto text = [&](const std::string& prompt) {
+    const Result result = Generate({"--checkpoint=run", "--tokens=9", "--prompt=" + prompt});
+    return result.out.substr(prompt.size());
+  };
+  const std::string second = text("line 7\n");
+  const std::string expected = text("line 12\n") + second + text("line 7\n" + second + "text\n");
+  const std::string program = ProgramPath("train/tools/chat");
+  const Result result =
+      Subprocess({"/bin/sh", "-c", "\"$0\" \"$@\" < \"$BUILD_WORKING_DIRECTORY/lines\"", program,
+                  "--checkpoint=run", "--template=chat.jinja", "--tokens=9"},
+                 {folder_})
+          .Wait();
+  ExpectSuccess(result);
+  EXPECT_EQ(result.out, expected);
+  const Result failed =
+      Subprocess({"/bin/sh", "-c", "\"$0\" \"$@\" < \"$BUILD_WORKING_DIRECTORY/lines\"", program,
+                  "--checkpoint=none", "--template=chat.jinja"},
+                 {folder_})
+          .Wait();
+  ExpectError(failed, 1, {"--checkpoint", "none"});
+}
+
 }  // namespace
 }  // namespace burst

@@ -152,6 +152,82 @@ TEST_F(ChatsTest, RolesAndCompletions) {
   EXPECT_EQ(counted(), (std::vector<std::string>{" 4<eos>", "b<|im_end|>\n"}));
 }
 
+// A program in place of //train:generate. It keeps its arguments and prompts, and gives the
+// answers.
+constexpr char kGenerate[] = R"(#!/usr/bin/python3
+import json, os, sys
+os.chdir(os.environ["BUILD_WORKING_DIRECTORY"])
+answers = iter(json.load(open("answers.json")))
+with open("prompts.jsonl", "w") as out:
+    out.write(json.dumps(sys.argv[1:]) + "\n")
+    for line in sys.stdin:
+        out.write(line)
+        answer = next(answers)
+        for piece in (answer[:2], answer[2:]):
+            print(json.dumps({"piece": piece}))
+        print(json.dumps({"text": answer}), flush=True)
+)";
+
+// The prompts of //train:chat are the tokens that transformers has before each answer.
+TEST_F(ChatsTest, ATalkHasTheTokensOfTransformers) {
+  for (const char* script : {"chat.py", "chats.py"}) {
+    Write(script, ReadAll(ProgramPath(absl::StrCat("train/tools/", script))));
+  }
+  Write("generate", kGenerate);
+  std::filesystem::permissions(folder_ + "/generate", std::filesystem::perms::owner_all);
+  const auto tokenizer = Tokenizer::Load(folder_ + "/model");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  for (const auto& [name, family] : fixture_["families"].items()) {
+    Write("model/chat_template.jinja", family["template"]);
+    for (const Json& chat : family["chats"]) {
+      SCOPED_TRACE(name + chat.dump());
+      std::string lines, said;
+      Json answers = Json::array();
+      std::vector<std::string> command = {"/usr/bin/python3", folder_ + "/chat.py",
+                                          "--checkpoint=model", "--tokens=7"};
+      for (const Json& message : chat["messages"]) {
+        const std::string content = message["content"];
+        if (message["role"] == "system") command.push_back("--system=" + content);
+        if (message["role"] == "user") lines += content + "\n";
+        if (message["role"] != "assistant") continue;
+        answers.push_back(content);
+        said += content + "\n";
+      }
+      Write("answers.json", answers.dump());
+      Write("lines", lines);
+      const Result result =
+          Subprocess(
+              {"/bin/sh", "-c", "\"$0\" \"$@\" < \"$BUILD_WORKING_DIRECTORY/lines\"", command[0],
+               command[1], command[2], command[3], command.size() > 4 ? command[4] : "--tokens=7"},
+              {folder_})
+              .Wait();
+      ASSERT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_EQ(result.out, said);
+      std::istringstream sent(ReadAll(folder_ + "/prompts.jsonl"));
+      std::string line;
+      std::getline(sent, line);
+      EXPECT_TRUE(absl::StrContains(line, "\"--tokens=7\"")) << line;
+      // An answer begins where the tokens begin to count.
+      const std::vector<int32_t> tokens = chat["tokens"];
+      const std::vector<int> mask = chat["mask"];
+      size_t prompts = 0;
+      for (size_t i = 1; i < tokens.size(); ++i) {
+        if (mask[i] == 0 || mask[i - 1] == 1) continue;
+        ASSERT_TRUE(std::getline(sent, line));
+        const std::string text = Json::parse(line);
+        std::vector<int32_t> prompt;
+        ASSERT_TRUE(tokenizer->Encode(text, &prompt, Specials::kAreTokens).ok());
+        // A line break that ends the prompt and one that begins the answer may be one token.
+        EXPECT_EQ(prompt.size(), i + (tokenizer->Decode({tokens[i]}) == "\n\n" ? 1 : 0));
+        prompt.resize(std::min(prompt.size(), i) - 1);
+        EXPECT_EQ(prompt, std::vector<int32_t>(tokens.begin(), tokens.begin() + prompt.size()));
+        ++prompts;
+      }
+      EXPECT_EQ(prompts, answers.size());
+    }
+  }
+}
+
 // Lines that cannot be rendered are errors that name the line, or are left out.
 TEST_F(ChatsTest, BadLines) {
   Write("model/chat_template.jinja", fixture_["families"]["gemma"]["template"]);

@@ -103,5 +103,27 @@ TEST(CharacterStream, ShowsWholeCharacters) {
   EXPECT_EQ(stream.Rest(), "");
 }
 
+// Whatever the pieces, the text ends before the first place of the stop.
+TEST(TextBefore, CutsWhateverThePieces) {
+  for (const std::string text : {"aabaabaac", "abab", "aab", "", "aaaaab", "xaabaabaabaac"}) {
+    for (const std::string stop : {"", "aab", "a", "aabaac", "c", "zz", "abac"}) {
+      const std::string expected = stop.empty() ? text : text.substr(0, text.find(stop));
+      for (int cuts = 0; cuts < 1 << text.size(); ++cuts) {
+        TextBefore before(stop);
+        std::string shown, piece;
+        for (size_t i = 0; i < text.size() && !before.ended(); ++i) {
+          piece += text[i];
+          if ((cuts >> i & 1) == 0 && i + 1 < text.size()) continue;
+          shown += before.Append(piece);
+          piece.clear();
+        }
+        shown += before.Rest();
+        ASSERT_EQ(shown, expected) << text << " " << stop << " " << cuts;
+        ASSERT_EQ(before.ended(), expected != text);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace burst

@@ -117,6 +117,22 @@ std::string CharacterStream::Append(absl::string_view text) {
   return whole;
 }
 
+std::string TextBefore::Append(absl::string_view piece) {
+  absl::StrAppend(&held_, piece);
+  if (stop_.empty()) return Rest();
+  const size_t found = held_.find(stop_);
+  if (found != std::string::npos) {
+    ended_ = true;
+    return Rest().substr(0, found);
+  }
+  // The longest end of the text that begins `stop` is held.
+  size_t kept = std::min(held_.size(), stop_.size() - 1);
+  while (held_.compare(held_.size() - kept, kept, stop_, 0, kept) != 0) --kept;
+  const std::string shown = held_.substr(0, held_.size() - kept);
+  held_.erase(0, shown.size());
+  return shown;
+}
+
 int64_t ReadTokens(int64_t prompt_tokens, int64_t context) {
   if (prompt_tokens <= context) return prompt_tokens;
   return std::min(prompt_tokens, std::max<int64_t>(1, context / 2));

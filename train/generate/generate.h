@@ -59,6 +59,23 @@ class CharacterStream {
   std::string held_;
 };
 
+// Cuts a text, which comes in pieces, before the first place that has `stop`.
+class TextBefore {
+ public:
+  // An empty `stop` is nowhere.
+  explicit TextBefore(std::string stop) : stop_(std::move(stop)) {}
+  // Returns the text that can be shown now: all but what may be a part of `stop`.
+  std::string Append(absl::string_view piece);
+  bool ended() const { return ended_; }  // `stop` was found
+  // Returns the rest, at the end.
+  std::string Rest() { return std::exchange(held_, ""); }
+
+ private:
+  const std::string stop_;
+  std::string held_;
+  bool ended_ = false;
+};
+
 // Returns how many of a prompt's last tokens the model reads: all if `context` holds them, else
 // half of `context`.
 int64_t ReadTokens(int64_t prompt_tokens, int64_t context);

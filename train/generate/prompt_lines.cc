@@ -1,0 +1,73 @@
+#include "train/generate/prompt_lines.h"
+
+#include <sys/types.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "burst/base/json.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "burst/cli/options.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+bool WriteLine(const Json& json) {
+  const std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return std::fwrite(line.data(), 1, line.size(), stdout) == line.size() &&
+         std::fflush(stdout) == 0;
+}
+
+}  // namespace
+
+absl::Status PromptLines::Open() {
+  file_.reset(path_ == "-" ? stdin : std::fopen(ResolvePath(path_).c_str(), "rb"));
+  if (file_ != nullptr) return absl::OkStatus();
+  return InvalidOption("prompts", "cannot read ", path_, ": ", std::strerror(errno));
+}
+
+absl::Status PromptLines::Error(absl::string_view what) const {
+  return InvalidOption("prompts", path_, ": line ", line_, ": ", what);
+}
+
+absl::StatusOr<std::optional<std::string>> PromptLines::Next() {
+  char* buffer = nullptr;
+  size_t capacity = 0;
+  std::string line;
+  ssize_t bytes = 0;
+  do {
+    bytes = getline(&buffer, &capacity, file_.get());
+    line.assign(buffer, bytes > 0 ? bytes : 0);
+    ++line_;
+  } while (bytes > 0 && line.find_first_not_of(" \t\r\n") == std::string::npos);
+  std::free(buffer);
+  if (std::ferror(file_.get()) != 0) return Error("cannot be read");
+  if (bytes <= 0) return std::optional<std::string>();
+  const absl::StatusOr<Json> json = ParseJson<Json>(line);
+  if (!json.ok()) return Error(json.status().message());
+  const Json prompt = json->is_object() ? json->value("prompt", Json()) : *json;
+  if (!prompt.is_string()) return Error("must be a JSON text, or an object with a text 'prompt'");
+  prompt_ = prompt.get<std::string>();
+  text_.clear();
+  return std::optional<std::string>(prompt_);
+}
+
+bool PromptLines::WritePiece(absl::string_view piece) {
+  absl::StrAppend(&text_, piece);
+  return !stream_ || WriteLine({{"piece", std::string(piece)}});
+}
+
+absl::Status PromptLines::WriteText() {
+  if (WriteLine({{"prompt", prompt_}, {"text", text_}})) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("cannot write to standard output: ", std::strerror(errno)));
+}
+
+}  // namespace burst
