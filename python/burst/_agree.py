@@ -11,6 +11,7 @@ from .scores import check_seed
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # burst_dtype
 OF_16_BITS = (torch.bfloat16, torch.float16)
+ALIGNED = 8  # elements of 16 bits: kernels read 16 bytes at once, so rows begin at multiples
 _NAMES = {"value_dim": "head_dim of v"}  # names of arguments that are not the caller's
 # A rank's message has 1 for an error, the tokens of q and of k, the seed it drew, and a digest of the rest.
 _MESSAGE = struct.Struct("<qqqQ32s")

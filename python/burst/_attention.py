@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _ranks
+from ._agree import ALIGNED, OF_16_BITS
 from ._arguments import make_call
 from ._call import backward, forward
 from ._types import CrossOptions, Documents, Group, Integers, Numbers, Options, Slices, Spans
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)  # torch 2
-_MULTIPLES = {torch.bfloat16: 8, torch.float16: 8}  # of head_dim in the kernels, by dtype
+_MULTIPLES = dict.fromkeys(OF_16_BITS, ALIGNED)  # of head_dim in the kernels, by dtype
 _op = None
 if hasattr(torch.library, "custom_op"):
     from . import _op

@@ -5,7 +5,7 @@ import ctypes
 import torch
 
 from . import _library, _ranks
-from ._agree import DTYPES, OF_16_BITS, agree
+from ._agree import ALIGNED, DTYPES, OF_16_BITS, agree
 from ._library import check, create, library
 from .masks import KINDS
 
@@ -137,14 +137,14 @@ def _ready(tensor):
     """Returns the tensor, or a copy whose strides the kernels take, without a pending change of sign."""
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    if tensor.is_contiguous() and tensor.shape[3] % 8 == 0 and tensor.data_ptr() % 16 == 0:
+    if tensor.is_contiguous() and tensor.shape[3] % ALIGNED == 0 and tensor.data_ptr() % 16 == 0:
         return tensor
     if tensor.stride(3) != 1 and tensor.shape[3] > 1:
         return tensor.contiguous()
-    if tensor.dtype in OF_16_BITS:  # rows begin at multiples of 16 bytes, and are not the same
+    if tensor.dtype in OF_16_BITS:  # rows must also differ
         odd = tensor.data_ptr() % 16 != 0
         for size, stride in zip(tensor.shape[:3], tensor.stride()[:3]):
-            odd = odd or (size > 1 and (stride % 8 != 0 or stride == 0))
+            odd = odd or (size > 1 and (stride % ALIGNED != 0 or stride == 0))
         if odd:
             return tensor.clone(memory_format=torch.contiguous_format)
     return tensor
