@@ -11,7 +11,7 @@ import sys
 import zipfile
 
 NAME = "burst_attention"
-TAG = "py3-none-manylinux_2_34_x86_64"  # what the library asks of glibc: //tests/c:library_test
+TAG = "py3-none-manylinux_2_28_x86_64"  # what the library asks of glibc: //tests/c:library_test
 
 METADATA = """Metadata-Version: 2.4
 Name: burst-attention
@@ -47,7 +47,7 @@ of a torch.distributed group. The module is named `burst`.
     out = burst.attention(q, k, v, causal=True, group=group)
 
 `torchrun --nproc_per_node=4 -m burst` prints versions and tests attention over the ranks. The wheel is for Linux on
-x86-64 (AVX2) with glibc 2.34 or newer. NCCL, for several GPUs, is torch's own. To build it from source: a machine
+x86-64 (AVX2) with glibc 2.28 or newer. NCCL, for several GPUs, is torch's own. To build it from source: a machine
 that README.md names, `third_party/install.sh`, then `pip install .`, which calls Bazel.
 """
 

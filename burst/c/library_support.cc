@@ -9,11 +9,9 @@
 #include <absl/base/internal/sysinfo.h>
 #include <absl/strings/cord.h>
 #include <absl/strings/internal/cordz_info.h>
-#include <sys/random.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -44,11 +42,3 @@ pid_t GetCachedTID() {
 
 ABSL_NAMESPACE_END
 }  // namespace absl
-
-// This function is for libstdc++'s random_device, which nothing here uses. glibc has it from 2.36
-// on only.
-extern "C" __attribute__((visibility("hidden"))) uint32_t arc4random() {
-  uint32_t number = 0;
-  (void)!getrandom(&number, sizeof(number), 0);
-  return number;
-}
