@@ -1,11 +1,13 @@
 #include "model/transformer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "burst/attention/cached_attention.h"
 #include "burst/autograd/tape.h"
+#include "burst/base/parallel.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "model/ops/ops.h"
@@ -26,6 +28,13 @@ absl::Status CheckComplete(const ModelConfig& config) {
         "model context is 0; a gpt2 model needs the number of positions to learn");
   }
   return absl::OkStatus();
+}
+
+Transformer::TargetScore ScoreOf(const double* logits, int64_t vocab, int32_t target) {
+  const double max = *std::max_element(logits, logits + vocab);
+  double sum = 0;
+  for (int64_t i = 0; i < vocab; ++i) sum += std::exp(logits[i] - max);
+  return {std::log(sum) + max - logits[target], logits[target] == max};
 }
 
 }  // namespace
@@ -271,6 +280,35 @@ Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,
                              const SequenceBatch& batch) const {
   BURST_CHECK(!uses_.reports()) << "for whole models";
   return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
+}
+
+absl::StatusOr<std::vector<Transformer::TargetScore>> Transformer::ScoreTargets(
+    SequenceParallelAttention& attention, const SequenceBatch& batch) const {
+  BURST_CHECK(!uses_.reports() && parallel_.ranks() == 1) << "for whole models";
+  Tape tape(/*recording=*/false);
+  const Tensor x = Hidden(tape, attention, batch, DropoutKey()).value().View({-1, config_.width});
+  BURST_RETURN_IF_ERROR(tape.status());
+  const std::vector<int32_t> targets = batch.targets.ToVector<int32_t>();
+  const auto rows = static_cast<int64_t>(targets.size());
+  const int64_t most = std::max<int64_t>(1, kLogitBytes / (config_.vocab * sizeof(double)));
+  std::vector<TargetScore> scores;
+  for (int64_t begin = 0; begin < rows; begin += most) {
+    const int64_t end = std::min(rows, begin + most);
+    if (*std::max_element(&targets[begin], &targets[begin] + (end - begin)) < 0) continue;
+    const Variable part(x.Slice(0, begin, end - begin).Contiguous());
+    const std::vector<double> logits = Linear(tape, part, head()).value().ToVector<double>();
+    std::vector<TargetScore> found(end - begin);
+    ParallelFor(end - begin, 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        if (targets[begin + i] < 0) continue;
+        found[i] = ScoreOf(&logits[i * config_.vocab], config_.vocab, targets[begin + i]);
+      }
+    });
+    for (int64_t i = 0; i < end - begin; ++i) {
+      if (targets[begin + i] >= 0) scores.push_back(found[i]);
+    }
+  }
+  return scores;
 }
 
 absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& attention,

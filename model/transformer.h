@@ -95,6 +95,16 @@ class Transformer {
   Variable Logits(Tape& tape, SequenceParallelAttention& attention,
                   const SequenceBatch& batch) const;
 
+  // The score of a target: -log p(target) in nats, and whether no token is likelier.
+  struct TargetScore {
+    double loss = 0;
+    bool likeliest = false;
+  };
+  // Scores this rank's targets that are not -1, in order of (sequence, token). Collective, no
+  // gradient. Logits exist for one chunk of tokens at a time, and are copied to the host.
+  absl::StatusOr<std::vector<TargetScore>> ScoreTargets(SequenceParallelAttention& attention,
+                                                        const SequenceBatch& batch) const;
+
   // Prefill of a prompt over all ranks: the logits [batch, vocab] of the sequence's last token on
   // the rank that has it, null on the others. Collective, no gradient. `cache`, unless null: is
   // empty, and shared by these ranks; every rank keeps the keys and values of its tokens there.

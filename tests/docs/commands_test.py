@@ -23,6 +23,7 @@ TINY = "--model=" + json.dumps(dict(family="llama", layers=4, width=32, heads=4,
 PROGRAMS = {
     "train": ("train/train", ["--steps=2", "--seqlen=32", "--batch=8", "--eval_every=0", "--sample=0", "--threads=1"]),
     "plan": ("train/tools/plan", ["--seqlen=1024"]),
+    "evaluate": ("train/tools/evaluate", []),
     "generate": ("train/tools/generate", ["--tokens=4"]),
     "tokenize": ("train/tools/tokenize", []),
     "chat": ("train/tools/chat", []),
@@ -108,6 +109,8 @@ def make_files(folder):
     tokenizers = ROOT / "tests/train/tokenizers"
     shutil.copytree(tokenizers / "tiny_gpt2", folder / "gpt2")
     shutil.copytree(tokenizers / "tiny", folder / "llama3")
+    choice = dict(context="sentence", choices=[" of many", " of few"], answer=0)
+    (folder / "choices.jsonl").write_text(json.dumps(choice) + "\n")
     train = "bazel run //train -- --out=runs/"
     made = run(small(train + "NAME") + ["--steps=1"], folder)
     made &= run(small(train + "other --data=my.txt --tokenizer=llama3/tokenizer.json") + ["--steps=1"], folder)

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -431,6 +432,53 @@ TEST_F(TrainCli, AChatIsTheTextAfterItsMessages) {
                  {folder_})
           .Wait();
   ExpectError(failed, 1, {"--checkpoint", "none"});
+}
+
+// The perplexity of the validation data is the trainer's, on any number of ranks.
+TEST_F(TrainCli, EvaluationsAreTheTrainers) {
+  Write("val.txt", ReadAll(Path("text.txt")).substr(0, 3000));
+  ExpectSuccess(Train({"--steps=10", "--lr=1e-2", "--eval_every=10", "--eval_batches=0",
+                       "--val_data=val.txt", "--out=run"}));
+  const double trained = Metrics("run").back()["val_loss"];
+  const auto evaluate = [&](std::vector<std::string> more) {
+    std::vector<std::string> command = {ProgramPath("train/tools/evaluate"), "--checkpoint=run",
+                                        "--data=val.txt"};
+    command.insert(command.end(), more.begin(), more.end());
+    return Subprocess(command, {folder_}).Wait();
+  };
+  for (const char* ranks : {"--ranks=1", "--ranks=3"}) {
+    const Result result = evaluate({"--sequences=0", ranks});
+    ExpectSuccess(result);
+    const auto json = nlohmann::json::parse(ReadAll(Path("evaluation.json")));
+    // Both are means of float32 losses, of which one side rounds each, the other sums of 64.
+    EXPECT_NEAR(json["loss"].get<double>(), trained, 2e-6 * trained);
+    EXPECT_NEAR(json["perplexity"].get<double>(), std::exp(trained), 1e-5 * std::exp(trained));
+  }
+  EXPECT_TRUE(absl::StartsWith(ReadAll(Path("evaluation.svg")), "<svg"));
+  // With ranks as processes, rank 0 writes.
+  Write("choices.jsonl", R"({"context": "line 1", "choices": [" of", "2 of"], "answer": 0})");
+  const auto choices = [&](std::vector<std::string> command, const std::string& out) {
+    for (const char* option : {"--checkpoint=run", "--data=choices.jsonl", "--task=choices"}) {
+      command.emplace_back(option);
+    }
+    command.push_back("--out=" + out);
+    ExpectSuccess(Subprocess(command, {folder_}).Wait());
+    return nlohmann::json::parse(ReadAll(Path(out + ".json")));
+  };
+  const std::string program = ProgramPath("train/tools/evaluate");
+  const auto alone = choices({program}, "alone");
+  const auto both =
+      choices({ProgramPath("tests/faults/launcher.sh"), "torchrun", "2", "5", program}, "both");
+  EXPECT_EQ(both["accuracy"], alone["accuracy"]);
+  EXPECT_FALSE(fs::exists(Path("alone.svg")));
+
+  ExpectError(evaluate({"--trials=2"}), 2, {"--trials", "--task=perplexity"});
+  ExpectError(evaluate({"--task=needle", "--seqlen=2"}), 2, {"--seqlen", "--task=needle"});
+  ExpectError(evaluate({"--task=needle", "--depths=101"}), 2, {"--depths", "0 to 100"});
+  ExpectError(evaluate({"--task=needle"}), 1, {"--task", "needle", "tokenizer"});
+  ExpectError(evaluate({"--task=choices"}), 1, {"--data", "val.txt", "line 1"});
+  ExpectError(evaluate({"--data="}), 2, {"--data"});
+  ExpectError(evaluate({"--data=none.txt"}), 1, {"--data", "none.txt"});
 }
 
 }  // namespace

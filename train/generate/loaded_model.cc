@@ -165,6 +165,15 @@ absl::StatusOr<Tokenizer> ModelSource::FindTokenizer(const ModelOptions& options
   return given;
 }
 
+absl::StatusOr<PromptRules> ModelSource::FindRules(const Tokenizer& own, bool with_begin) const {
+  absl::StatusOr<PromptRules> rules = pretrained.kind == Pretrained::Kind::kHuggingFace
+                                          ? ReadPromptRules(path, own, with_begin)
+                                          : RulesOfCheckpoint(path, own, with_begin);
+  if (rules.ok()) return rules;
+  return absl::Status(rules.status().code(),
+                      absl::StrCat("--checkpoint: ", rules.status().message()));
+}
+
 absl::Status ModelSource::CheckAgreement(Communicator* processes) const {
   return burst::CheckAgreement(processes, {{"--checkpoint, its model", ModelConfigToJson(model)},
                                            {"--checkpoint, its weights", identity},
@@ -181,18 +190,14 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> AttentionOver(
 }
 
 absl::Status OnRanks(const Place& place, Communicator* processes,
-                     const std::function<absl::Status(Communicator*)>& work) {
+                     const std::function<absl::Status(Communicator&)>& work) {
   const auto with_pool = [&](Communicator& comm) {
     const ScopedThreadPool pool(place.threads);
-    return work(&comm);
+    return work(comm);
   };
   if (processes != nullptr) return with_pool(*processes);
-  if (place.ranks > 1) {
-    return place.device == DeviceType::kCuda ? RunCudaRanks(place.ranks, with_pool)
-                                             : RunRanks(place.ranks, with_pool);
-  }
-  const ScopedThreadPool pool(place.threads);
-  return work(nullptr);
+  return place.device == DeviceType::kCuda ? RunCudaRanks(place.ranks, with_pool)
+                                           : RunRanks(place.ranks, with_pool);
 }
 
 int RunOnPlace(const ModelOptions& options, const OptionTable& table, absl::Status usage,

@@ -16,6 +16,7 @@
 #include "model/transformer.h"
 #include "train/config/config.h"
 #include "train/data/tokenizer.h"
+#include "train/generate/prompt.h"
 #include "train/huggingface/pretrained.h"
 
 namespace burst {
@@ -48,6 +49,8 @@ struct ModelSource {
   absl::StatusOr<std::unique_ptr<Transformer>> Load(const Place& place) const;
   // Returns the model's own tokenizer, or the one of --tokenizer.
   absl::StatusOr<Tokenizer> FindTokenizer(const ModelOptions& options) const;
+  // Returns which tokens begin and end its texts. Without `with_begin`, none begins them.
+  absl::StatusOr<PromptRules> FindRules(const Tokenizer& own, bool with_begin) const;
   // InvalidArgument if the sources of two processes differ. Collective.
   absl::Status CheckAgreement(Communicator* processes) const;
 
@@ -67,9 +70,9 @@ struct ModelSource {
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> AttentionOver(
     const ModelOptions& options, const ModelSource& source, Communicator* comm);
 
-// Calls `work` on each rank, with its communicator, or null for a single rank.
+// Calls `work` on each rank, with the communicator of all ranks.
 absl::Status OnRanks(const Place& place, Communicator* processes,
-                     const std::function<absl::Status(Communicator*)>& work);
+                     const std::function<absl::Status(Communicator&)>& work);
 
 // Runs `work` with the place that the options choose, and with this process's communicator if the
 // ranks are processes, else null. Returns the program's exit code. `usage`: the error of parsing

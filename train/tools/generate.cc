@@ -115,15 +115,8 @@ absl::Status Check(const GenerateConfig& c) {
 
 absl::StatusOr<PromptRules> FindRules(const GenerateConfig& c, const ModelSource& source,
                                       const Tokenizer& tokenizer) {
-  const bool as_usual = c.bos == Bos::kAuto;
-  absl::StatusOr<PromptRules> rules = source.pretrained.kind == Pretrained::Kind::kHuggingFace
-                                          ? ReadPromptRules(source.path, tokenizer, as_usual)
-                                          : RulesOfCheckpoint(source.path, tokenizer, as_usual);
-  if (!rules.ok()) {
-    return absl::Status(rules.status().code(),
-                        absl::StrCat("--checkpoint: ", rules.status().message()));
-  }
-  if (c.bos != Bos::kYes) return rules;
+  absl::StatusOr<PromptRules> rules = source.FindRules(tokenizer, c.bos == Bos::kAuto);
+  if (!rules.ok() || c.bos != Bos::kYes) return rules;
   absl::StatusOr<std::vector<int32_t>> begin = tokenizer.Beginning();
   if (!begin.ok()) return InvalidOption("bos", begin.status().message());
   if (begin->empty()) return InvalidOption("bos", "the tokenizer puts nothing before a text");
@@ -315,8 +308,8 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
                                    {"--prompt, its tokens", absl::StrJoin(tokens, " ")}}));
   }
   if (processes == nullptr || processes->rank() == 0) WarnOfModel(source, tokenizer);
-  return OnRanks(place, processes, [&](Communicator* comm) -> absl::Status {
-    Generation generation(c, source, tokenizer, rules, comm);
+  return OnRanks(place, processes, [&](Communicator& comm) -> absl::Status {
+    Generation generation(c, source, tokenizer, rules, comm.world_size() > 1 ? &comm : nullptr);
     BURST_RETURN_IF_ERROR(generation.Load(place));
     return c.prompts.empty() ? generation.Text(prompt, tokens) : generation.Lines();
   });
