@@ -25,8 +25,8 @@ def _keys_of_a_query(call, tokens, keys):
     return sum(rows) / len(rows) / tokens
 
 
-def register(parse):
-    """Registers the formulas. parse(text) returns the arguments of a call, with `size` and call(values)."""
+def register(operators, parse):
+    """Registers the formulas of the operators. parse(text) returns the arguments of a call, with `size` and call(values)."""
 
     def count(q, k, text, values, products, products_of_values):
         parsed = parse(text)
@@ -39,10 +39,10 @@ def register(parse):
         pairs = q.shape[0] * q.shape[2] * q.shape[1] * seen
         return int(2 * pairs * (products * q.shape[3] + products_of_values * value_dim))
 
-    @register_flop_formula(torch.ops.burst.forward, get_raw=True)
+    @register_flop_formula(operators.forward, get_raw=True)
     def forward(q, k, v, sinks, text, values, *_, **named):
         return count(q, k, text, values, 1, 1)
 
-    @register_flop_formula(torch.ops.burst.backward, get_raw=True)
+    @register_flop_formula(operators.backward, get_raw=True)
     def backward(q, k, v, sinks, out, lse, lengths, dout, dlse, text, values, *_, **named):
         return count(q, k, text, values, 3, 2)

@@ -18,6 +18,7 @@ from .masks import Frozen
 from .scores import check_seed, draw_seed, read_seed
 
 _TEXT_BYTES = 4 << 20
+OPS = getattr(torch.ops, __package__)  # a second copy of the package, under another name, has its own operators
 
 
 def is_wanted():
@@ -156,15 +157,14 @@ def apply(q, k, v, sinks, seed, group, scalars, lists):
     drops = scalars[13] is not None and scalars[13] != 0
     drawn = drops and seed is None
     seed = _seed_tensor(seed) if drops else None
-    out, lse, max_logit, _ = torch.ops.burst.forward(q, k, v, sinks, text, tensors, needs_grad, seed,
-                                                        drawn)
+    out, lse, max_logit, _ = OPS.forward(q, k, v, sinks, text, tensors, needs_grad, seed, drawn)
     return out, lse, max_logit if scalars[14] else None
 
 
 _TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
-@torch.library.custom_op("burst::forward", mutates_args=(), **_TAGS)
+@torch.library.custom_op(__package__ + "::forward", mutates_args=(), **_TAGS)
 def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], arguments: str, values: List[Tensor],
             needs_grad: bool, seed: Optional[Tensor],
             drawn: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -188,7 +188,7 @@ def _(q, k, v, sinks, arguments, values, needs_grad, seed, drawn):
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, largest, lengths
 
 
-@torch.library.custom_op("burst::backward", mutates_args=(), **_TAGS)
+@torch.library.custom_op(__package__ + "::backward", mutates_args=(), **_TAGS)
 def backward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], out: Tensor, lse: Tensor,
              lengths: Tensor, dout: Tensor, dlse: Optional[Tensor], arguments: str, values: List[Tensor],
              drops: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -219,10 +219,10 @@ def _differentiate(ctx, dout, dlse, *_):
     q, k, v, sinks, out, lse, lengths, *values = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    *gradients, dsinks = torch.ops.burst.backward(q, k, v, sinks, out, lse, lengths, dout, dlse,
-                                                  ctx.arguments, values, ctx.drops)
+    *gradients, dsinks = OPS.backward(q, k, v, sinks, out, lse, lengths, dout, dlse, ctx.arguments, values,
+                                      ctx.drops)
     return (*gradients, None if sinks is None else dsinks, None, [None] * len(values), None, None, None)
 
 
 forward.register_autograd(_differentiate, setup_context=_keep)
-_flops.register(_parsed)
+_flops.register(OPS, _parsed)

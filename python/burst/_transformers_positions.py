@@ -58,7 +58,7 @@ class Positions:
             self._warn("this model does not tell its attention position_ids [batch, tokens]")
             return
         if is_compiling():
-            torch.ops.burst.check_positions(position_ids, self.number, causal, window, _checked)
+            _OPS.check_positions(position_ids, self.number, causal, window, _checked)
             return
         lengths, packed = self._lengths(n), {}
         if self._layout == "balanced" and documents is not None:
@@ -127,15 +127,16 @@ def _shortly(values):
 
 # The operators below claim to write this, because graphs keep operators that write.
 _checked = torch.zeros((), dtype=torch.float32)
+_OPS = getattr(torch.ops, __package__)
 
 if hasattr(torch.library, "custom_op"):
-    @torch.library.custom_op("burst::require", mutates_args=("checked",))
+    @torch.library.custom_op(__package__ + "::require", mutates_args=("checked",))
     def require(flag: torch.Tensor, text: str, checked: torch.Tensor) -> None:
         """Raises ValueError if a running graph finds a flag that is false."""
         if not bool(flag):
             raise ValueError(text)
 
-    @torch.library.custom_op("burst::check_positions", mutates_args=("checked",))
+    @torch.library.custom_op(__package__ + "::check_positions", mutates_args=("checked",))
     def check_positions(position_ids: torch.Tensor, number: int, causal: bool, window: int,
                         checked: torch.Tensor) -> None:
         """Calls check of the Positions with this number, when a graph runs."""
@@ -148,4 +149,4 @@ if hasattr(torch.library, "custom_op"):
 
 def require_in_graph(flag, text):
     """Raises a ValueError of this text when a graph runs in which the flag is false."""
-    torch.ops.burst.require(flag, text, _checked)
+    _OPS.require(flag, text, _checked)

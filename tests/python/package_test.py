@@ -2,8 +2,11 @@
 
 import email
 import glob
+import importlib.util
 import io
+import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -12,6 +15,9 @@ import tarfile
 import tempfile
 import unittest
 import zipfile
+from unittest import mock
+
+import torch
 
 import burst
 from harness import main, run_program
@@ -52,6 +58,79 @@ class WheelTest(unittest.TestCase):
         self.assertEqual(sorted(line.split(",")[0] for line in record.split()), sorted(names))
         for name in ("burst/py.typed", "burst/libburst.so", "burst/__main__.py", info + "licenses/LICENSE"):
             self.assertIn(name, names)
+
+
+def hub_kernel():
+    found = glob.glob(os.path.join(os.environ.get("BURST_WHEELS", "python"), "burst_attention-hub.tar.xz"))
+    return found[0] if found else None
+
+
+def load_as(name, folder):
+    """Imports a package under a name, as `kernels` does."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(folder, "__init__.py"))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@unittest.skipUnless(hub_kernel(), "needs the repository for the Kernel Hub")
+class HubKernelTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="burst-")
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        with tarfile.open(hub_kernel()) as archive:
+            archive.extractall(self.folder)
+        self.variant, = glob.glob(os.path.join(self.folder, "build", "*"))
+        with open(os.path.join(self.variant, "metadata.json")) as file:
+            self.metadata = json.load(file)
+        burst._library.library()  # from $BURST_LIBRARY; the hub's package must take the one in its own folder
+        environment = mock.patch.dict(os.environ)
+        environment.start()
+        self.addCleanup(environment.stop)
+        self.addCleanup(self.forget)
+        os.environ.pop("BURST_LIBRARY", None)
+
+    def forget(self):
+        for name in [name for name in sys.modules if name.split(".")[0] == self.metadata["id"]]:
+            del sys.modules[name]
+
+    def check_module(self, module):
+        """Its results are burst's own, and so are its library and its operators."""
+        self.assertIsNot(module, burst)
+        self.assertEqual(os.path.dirname(module.__file__), self.variant)
+        q, k, v = (torch.randn(1, 40, 4, 16, dtype=torch.float64) for _ in range(3))
+        self.assertTrue(torch.equal(module.attention(q, k, v), burst.attention(q, k, v)))
+        library = sys.modules[module.__name__ + "._library"].library()
+        self.assertEqual(os.path.dirname(library._name), self.variant)
+        if hasattr(torch.library, "custom_op"):
+            operators = getattr(torch.ops, module.__name__)
+            self.assertIsNot(operators.forward, torch.ops.burst.forward)
+            compiled = torch.compile(lambda *x: (module.attention(*x), burst.attention(*x)), backend="aot_eager",
+                                     fullgraph=True)
+            self.assertTrue(torch.equal(*compiled(q, k, v)))
+
+    def test_layout(self):
+        backend = self.metadata["backend"]["type"]
+        self.assertRegex(os.path.basename(self.variant), r"^torch-stable-abi25-(cpu|cu130)-x86_64-linux$")
+        self.assertEqual(self.metadata["name"], "burst-attention")
+        self.assertRegex(self.metadata["id"], r"^burst_attention_%s_[0-9a-f]{12}$" % backend)
+        self.assertEqual("archs" in self.metadata["backend"], backend == "cuda")
+        for name in ("__init__.py", "libburst.so", "py.typed"):
+            self.assertTrue(os.path.exists(os.path.join(self.variant, name)), name)
+        self.assertTrue(os.path.exists(os.path.join(self.folder, "LICENSE")))
+
+    def test_import(self):
+        """The package works under another name, next to burst itself."""
+        self.check_module(load_as(self.metadata["id"], self.variant))
+
+    def test_kernels(self):
+        try:
+            import kernels
+        except ImportError:
+            self.skipTest("needs the package kernels")
+        backend = self.metadata["backend"]["type"]
+        self.check_module(kernels.get_local_kernel(pathlib.Path(self.folder), backend=backend))
 
 
 class SourceTest(unittest.TestCase):
