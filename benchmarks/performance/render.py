@@ -18,7 +18,7 @@ from plots import PLOTS
 from results import FOLDER, ROOT
 from tables import TABLES, markdown
 
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/training/precision.md")
 INDEX = "benchmarks/results/README.md"
 FIGURES = "docs/figures"
 MARK = re.compile(r"<!-- table: (\w+) -->$")

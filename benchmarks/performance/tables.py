@@ -55,6 +55,14 @@ def float8_losses():
     return ["model", "seed", "steps", "bf16", "fp8", "difference, %"], rows
 
 
+def float8_recipes():
+    rows = [[row["recipe"], number(row["llama_8b_layers"]), number(row["llama_1b"]), number(row["GiB"], 1),
+             number(row["dx"], 3), number(row["dw"], 3), number(row["dw_outlier"], 3), number(row["loss"], 3)]
+            for row in load(FLOAT8)["recipes"]]
+    return ["recipe", "8B layers, tokens/s", "1.07B Llama, tokens/s", "8B layers, GiB", "error of dx", "of dW",
+            "with an outlier", "loss"], rows
+
+
 def float8_long():
     """Steps in float8 at long sequences, tokens/s a GPU, H200."""
     rows = [["1.07B Llama", number(row["seqlen"]), number(row["gpus"]), number(row["fp8"]), number(row["bf16"]),
@@ -342,7 +350,7 @@ def headline():
 
 
 TABLES = {function.__name__: function for function in (
-    training, float8_steps, float8_long, float8_layers, float8_losses, long_training, published, kernels, kernels_all,
+    training, float8_steps, float8_long, float8_layers, float8_losses, float8_recipes, long_training, published, kernels, kernels_all,
     kernels_grouped, kernels_h100, masks, fp8, fp8_errors, few_queries, float16, sinks, ampere, dense, ops, ring,
     strategies, nccl, documents, balance, memory_options, recompute, data_parallel, convergence, saves, context, losses, exact,
     generation, cpu, cpu_pytorch, cpu_ring, processes, pytorch, headline)}

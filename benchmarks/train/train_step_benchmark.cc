@@ -19,7 +19,7 @@
 // On GPUs a step is deterministic by default. Names that end in _nondeterministic allow kernels
 // that add in any order. Names with _exact have the same bits on any number of ranks (--exact); a
 // number after it gives the tokens of a chunk. Names with _fp8 round the linear products of the
-// layers to 8 bits (--precision=fp8).
+// layers to 8 bits (--precision=fp8), with one scale a tensor or as --fp8_recipe says.
 
 #include <benchmark/benchmark.h>
 
@@ -75,6 +75,7 @@ struct Settings {
   bool exact = false;
   int64_t exact_chunk = 0;
   Precision precision = Precision::kAuto;
+  LinearPrecision fp8_recipe = LinearPrecision::kFloat8;
 };
 
 // Four layers of Llama 3.1 8B's shape, with a small vocabulary.
@@ -90,6 +91,7 @@ absl::StatusOr<TrainingSetup> Prepare(const TemporaryFolder& folder, const std::
   options.exact = settings.exact;
   options.exact_chunk = settings.exact_chunk;
   options.precision = settings.precision;
+  options.fp8_recipe = settings.fp8_recipe;
   options.model = model;
   if (model == "llama_8b_layers") {
     options.model = folder / "model.json";
@@ -199,6 +201,8 @@ void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen,
       {"", {}},
       {"_nondeterministic", {false}},
       {"_fp8", {true, false, 0, Precision::kFp8}},
+      {"_fp8_rowwise", {true, false, 0, Precision::kFp8, LinearPrecision::kFloat8Rows}},
+      {"_fp8_blocks", {true, false, 0, Precision::kFp8, LinearPrecision::kFloat8Blocks}},
       {"_fp8_nondeterministic", {false, false, 0, Precision::kFp8}}};
   for (const int64_t chunk : exact_chunks) {
     all.push_back(

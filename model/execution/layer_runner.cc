@@ -221,7 +221,7 @@ Variable LayerRunner::RunLayers(const ForwardPass& pass, const Context& context,
     }
     const bool ends = again && layer + 1 == end;
     uses_.BeginLayer(pass.tape, layer, /*prefetches=*/!ends);
-    x = RunLayer(pass, context, block, x, kept);
+    x = RunLayer(InPrecisionOf(block, pass), context, block, x, kept);
     if (plan_.recompute_segment > 1) pass.tape.OnBackward([x] { x.ForgetValue(); });
     const bool is_last = layer + 1 == static_cast<int64_t>(blocks_.size()) && part_.chunks == 1;
     // Before a segment's first layer the backward runs the segment before it, from its first layer
@@ -230,6 +230,14 @@ Variable LayerRunner::RunLayers(const ForwardPass& pass, const Context& context,
     uses_.EndLayer(pass.tape, layer, before, ends || (pass.tape.recording() && is_last));
   }
   return x;
+}
+
+ForwardPass LayerRunner::InPrecisionOf(const Block& block, const ForwardPass& pass) const {
+  const LayerRange& rounded = plan_.rounded_layers;
+  if (block.layer() >= rounded.begin && block.layer() < rounded.end) return pass;
+  const auto context = std::make_shared<PassContext>(*pass.context);
+  context->linear_precision = LinearPrecision::kTensors;
+  return {pass.tape, context, pass.kept_attention};
 }
 
 Variable LayerRunner::RunLayer(const ForwardPass& pass, const Context& context, const Block& block,

@@ -63,6 +63,8 @@ class LayerRunner {
   // again: this is the second run, whose backward follows at once.
   Variable RunLayers(const ForwardPass& pass, const Context& context, int64_t first, int64_t end,
                      bool again, Variable x, std::shared_ptr<KeptAttention>* kept) const;
+  // Returns the pass with the precision of a layer (ExecutionPlan::rounded_layers).
+  ForwardPass InPrecisionOf(const Block& block, const ForwardPass& pass) const;
   Variable RunLayer(const ForwardPass& pass, const Context& context, const Block& block,
                     const Variable& x, std::shared_ptr<KeptAttention>* kept) const;
   bool Offloads(int64_t segment) const;

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "model/config.h"
 #include "model/ops/ops.h"
+#include "model/pipeline_part.h"
 
 namespace burst {
 
@@ -34,9 +36,10 @@ struct LayerMemory {
 };
 
 struct ExecutionPlan : LayerMemory {
-  // The precision to which the layers' projections round their factors; the head keeps the model's
-  // dtype.
+  // The precision to which the projections of `rounded_layers` round their factors. The other
+  // layers and the head keep the model's dtype.
   LinearPrecision linear_precision = LinearPrecision::kTensors;
+  LayerRange rounded_layers = {0, std::numeric_limits<int64_t>::max()};
 
   // Activations of recomputing layers wait for the backward in the host's memory, except the last
   // segment's. `tokens`: the most of a pass on this rank, `attended`: those for which attention's

@@ -66,9 +66,9 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
   if (residual.defined()) {
     BURST_CHECK(residual.shape() == shape && residual.value().is_contiguous());
   }
-  if (precision == LinearPrecision::kFloat8) {
+  if (precision != LinearPrecision::kTensors) {
     BURST_CHECK(x.value().device() == DeviceType::kCuda) << "float8 is for GPUs";
-    return cuda::LinearInFloat8(tape, x, weight, bias, residual, shape, dx_done, use);
+    return cuda::LinearInFloat8(tape, x, weight, bias, residual, shape, dx_done, use, precision);
   }
   if (x.value().device() == DeviceType::kCuda) {
     return cuda::Linear(tape, x, weight, bias, residual, shape, dx_done, use);

@@ -51,7 +51,7 @@ namespace {
 // The result of a normalization, of x's shape.
 Variable NormOutput(Tape& tape, std::initializer_list<Variable> inputs, LinearPrecision reader) {
   const Tensor& x = inputs.begin()->value();
-  if (reader == LinearPrecision::kTensors) return tape.Output(Tensor::EmptyLike(x), inputs);
+  if (reader != LinearPrecision::kFloat8) return tape.Output(Tensor::EmptyLike(x), inputs);
   BURST_CHECK(x.device() == DeviceType::kCuda) << "float8 is for GPUs";
   return tape.Output(Tensor::Empty(x.shape(), DType::kFloat8E4M3, x.device()), inputs,
                      Tensor::Empty({1}, DType::kFloat32, x.device()));

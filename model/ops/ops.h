@@ -46,6 +46,12 @@ enum class LinearPrecision {
   // multiples of 16 channels. The scale is the smallest power of two that fits a bound of the
   // magnitudes. The bound is the largest magnitude, unless an op has a bound that costs less.
   kFloat8,
+  // As kFloat8, but all in e4m3, and with a scale for each row of a factor along which the product
+  // sums.
+  kFloat8Rows,
+  // As kFloat8Rows, but a scale is for 128 numbers of such a row, or for 128 x 128 weights
+  // (DeepSeek-V3, arXiv 2412.19437). Where 4 does not divide the tokens, as kFloat8Rows.
+  kFloat8Blocks,
 };
 
 // y = x W^T + bias + residual.

@@ -87,8 +87,14 @@ TEST_F(CudaTrain, LossesIn16And8BitsFollowTheCpus) {
     cpu.device = DeviceChoice::kCpu;
     const std::vector<double> expected = Losses(cpu);
     EXPECT_LT(expected.back(), 0.9 * expected.front()) << "it learns";
-    for (const Precision precision : {Precision::kBf16, Precision::kFp8}) {
+    const std::pair<Precision, LinearPrecision> precisions[] = {
+        {Precision::kBf16, LinearPrecision::kFloat8},
+        {Precision::kFp8, LinearPrecision::kFloat8},
+        {Precision::kFp8, LinearPrecision::kFloat8Rows},
+        {Precision::kFp8, LinearPrecision::kFloat8Blocks}};
+    for (const auto& [precision, recipe] : precisions) {
       gpu.precision = precision;
+      gpu.fp8_recipe = recipe;
       const bool is_fp8 = precision == Precision::kFp8;
       const double tolerance = is_fp8 ? 2e-2 : 5e-3;
       const std::vector<double> losses = Losses(gpu);
@@ -97,11 +103,50 @@ TEST_F(CudaTrain, LossesIn16And8BitsFollowTheCpus) {
       for (size_t i = 0; i < losses.size(); ++i) {
         worst = std::max(worst, std::abs(losses[i] / expected[i] - 1));
         EXPECT_NEAR(losses[i], expected[i], tolerance * expected[i])
-            << model << (is_fp8 ? " in fp8" : "") << ", step " << i + 1;
+            << model << (is_fp8 ? " in fp8 " : "") << Name(recipe) << ", step " << i + 1;
       }
-      RecordProperty(absl::StrCat(model, is_fp8 ? "_fp8" : ""), std::to_string(worst));
+      RecordProperty(absl::StrCat(model, is_fp8 ? "_fp8_" : "_", Name(recipe)),
+                     std::to_string(worst));
     }
   }
+}
+
+// Layers in 8 bits give the same bits when they run again in the backward, or wait on the host.
+TEST_F(CudaTrain, RecomputationIn8BitsIsBitwise) {
+  for (const LinearPrecision recipe :
+       {LinearPrecision::kFloat8, LinearPrecision::kFloat8Rows, LinearPrecision::kFloat8Blocks}) {
+    TrainConfig options = Options("gpu");
+    options.model = "llama_tiny";
+    options.precision = Precision::kFp8;
+    options.fp8_recipe = recipe;
+    options.steps = 8;
+    const std::vector<double> expected = Losses(options);
+    for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+      options.recompute = recompute;
+      EXPECT_EQ(Losses(options), expected) << Name(recipe) << " " << Name(recompute);
+    }
+    options.offload = Offload::kActivations;
+    EXPECT_EQ(Losses(options), expected) << Name(recipe) << " offloaded";
+  }
+}
+
+// A run whose first and last layers are in bf16 has other losses than a run in 8 bits or in bf16.
+TEST_F(CudaTrain, LayersAtTheEndsStayInBf16) {
+  TrainConfig options = Options("gpu");
+  options.model = R"({"family":"llama","layers":3,"width":128,"heads":4,"ffn":256})";
+  options.precision = Precision::kFp8;
+  options.steps = 5;
+  const std::vector<double> all = Losses(options);
+  options.bf16_layers = 1;
+  const std::vector<double> middle = Losses(options);
+  options.bf16_layers = 0;
+  options.precision = Precision::kBf16;
+  const std::vector<double> none = Losses(options);
+  ASSERT_EQ(middle.size(), all.size());
+  EXPECT_NE(middle, all);
+  EXPECT_NE(middle, none);
+  // Fewer roundings leave the first loss nearer to bf16.
+  EXPECT_LT(std::abs(middle[0] - none[0]), 2e-2 * none[0]);
 }
 
 // 20 steps in one run give the same checkpoint as 10 steps, and 10 more by another trainer from the

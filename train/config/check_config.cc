@@ -41,6 +41,10 @@ absl::Status CheckKernels(const ResolvedConfig& config) {
                          "; give another number of heads");
   }
   if (!config.fp8) return absl::OkStatus();
+  if (2 * config.bf16_layers >= model.layers) {
+    return InvalidOption("bf16_layers", "must be less than half of the ", model.layers,
+                         " layers; got ", config.bf16_layers, "; give less, or --precision=bf16");
+  }
   const int64_t ranks = config.mesh.tensor;
   for (const auto& [name, channels] :
        {std::pair("width", model.width), std::pair("ffn", model.ffn / ranks),

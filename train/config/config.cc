@@ -28,6 +28,10 @@ constexpr EnumName<Precision> kPrecisions[] = {{Precision::kAuto, "auto"},
                                                {Precision::kBf16, "bf16"},
                                                {Precision::kFp8, "fp8"}};
 
+constexpr EnumName<LinearPrecision> kFp8Recipes[] = {{LinearPrecision::kFloat8, "tensorwise"},
+                                                     {LinearPrecision::kFloat8Rows, "rowwise"},
+                                                     {LinearPrecision::kFloat8Blocks, "blocks"}};
+
 constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAuto, "auto"},
                                                           {CheckpointFiles::kOne, "one"},
                                                           {CheckpointFiles::kRanks, "ranks"}};
@@ -48,6 +52,7 @@ const char* Name(Offload offload) { return NameOf(offload, kOffloads); }
 const char* Name(CheckpointFiles files) { return NameOf(files, kCheckpointFiles); }
 const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
 const char* Name(Precision precision) { return NameOf(precision, kPrecisions); }
+const char* Name(LinearPrecision recipe) { return NameOf(recipe, kFp8Recipes); }
 
 absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text) {
   return ParseName(text, kDevices);
@@ -69,6 +74,10 @@ absl::StatusOr<CommChoice> ParseComm(absl::string_view text) { return ParseName(
 
 absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
   return ParseName(text, kPrecisions);
+}
+
+absl::StatusOr<LinearPrecision> ParseFp8Recipe(absl::string_view text) {
+  return ParseName(text, kFp8Recipes);
 }
 
 std::vector<std::string> IgnoredFields(const TrainConfig& config) {

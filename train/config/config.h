@@ -51,9 +51,11 @@ const char* Name(CheckpointFiles files);
 const char* Name(Offload offload);
 const char* Name(DeviceChoice device);
 const char* Name(Precision precision);
+const char* Name(LinearPrecision recipe);  // of fp8
 absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text);
 absl::StatusOr<CommChoice> ParseComm(absl::string_view text);
 absl::StatusOr<Precision> ParsePrecision(absl::string_view text);
+absl::StatusOr<LinearPrecision> ParseFp8Recipe(absl::string_view text);
 absl::StatusOr<Offload> ParseOffload(absl::string_view text);
 absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text);
 absl::StatusOr<Resume> ParseResume(absl::string_view text);
@@ -91,6 +93,8 @@ struct PlainOptions : LayerMemory {
   Layout layout = Layout::kZigzag;
   BackwardDirection ring_backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
+  LinearPrecision fp8_recipe = LinearPrecision::kFloat8;
+  int64_t bf16_layers = 0;  // at each end of an fp8 model
   bool deterministic = true;
   bool exact = false;
   int64_t exact_chunk = 0;  // in tokens; with `exact` 0 becomes a divisor of seqlen

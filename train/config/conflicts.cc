@@ -101,6 +101,13 @@ constexpr Side kNotDeterministic = {"deterministic", "--nodeterministic", "true"
 
 constexpr Side kFp8 = {"precision", "--precision=fp8", "bf16, fp32 or tf32", "--precision=fp8",
                        [](const Config& c) { return c.fp8; }};
+constexpr Side kNotFp8 = {"precision", "without --precision=fp8", "fp8", "",
+                          [](const Config& c) { return !c.fp8; }};
+constexpr Side kFp8Recipe = {
+    "fp8_recipe", "--fp8_recipe=rowwise or blocks", "tensorwise", "--fp8_recipe=blocks",
+    [](const Config& c) { return c.fp8_recipe != LinearPrecision::kFloat8; }};
+constexpr Side kBf16Layers = {"bf16_layers", "--bf16_layers", "0", "--bf16_layers=1",
+                              [](const Config& c) { return c.bf16_layers > 0; }};
 constexpr Side kNotBf16 = {"precision", "--precision=fp32 or tf32", "bf16", "--precision=fp32",
                            [](const Config& c) { return c.dtype != DType::kBFloat16; }};
 constexpr Side kGpuPrecision = {"precision", "--precision=tf32, bf16 or fp8", "auto or fp32",
@@ -202,6 +209,8 @@ constexpr TrainConflict kConflicts[] = {
 
     // Conflicts of number formats.
     {kGpuPrecision, kCpu, "the CPU computes in fp32", "give --device=cuda"},
+    {kFp8Recipe, kNotFp8, "it chooses the scales of fp8", "give --precision=fp8"},
+    {kBf16Layers, kNotFp8, "all layers have one precision", "give --precision=fp8"},
 
     // Conflicts of the schedule and the launch.
     {kTokens, kSteps, "both say how long the run is", kLeaveOut},

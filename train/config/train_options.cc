@@ -239,6 +239,14 @@ void AddRankOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Compute in fp32, tf32, bf16 (fp32 master weights and sums), or fp8 (bf16 with 8-bit "
           "linear products). auto: bf16 on GPUs, fp32 on CPUs.");
+  t->Add("fp8_recipe", &c->fp8_recipe, ParseFp8Recipe)
+      .Help(
+          "Scale fp8 by tensors (tensorwise), by rows (rowwise), or by 128 numbers of a row and 128 "
+          "x 128 weights (blocks).");
+  t->Add("bf16_layers", &c->bf16_layers)
+      .Min(0)
+      .Unit("layers")
+      .Help("With --precision=fp8, keep the first N and the last N layers in bf16.");
   t->Add("ranks", &c->ranks)
       .Basic()
       .Min(1)

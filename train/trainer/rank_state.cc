@@ -67,7 +67,10 @@ ExecutionPlan::Offload OffloadOf(const ResolvedConfig& config) {
 
 ExecutionPlan PlanOf(const ResolvedConfig& config, int64_t step_tokens) {
   ExecutionPlan plan = {config};
-  if (config.fp8) plan.linear_precision = LinearPrecision::kFloat8;
+  if (config.fp8) {
+    plan.linear_precision = config.fp8_recipe;
+    plan.rounded_layers = {config.bf16_layers, config.model.layers - config.bf16_layers};
+  }
   if (config.exact) plan.exact = {config.exact_chunk, step_tokens};
   plan.offload = OffloadOf(config);
   return plan;
@@ -140,12 +143,28 @@ absl::Status RankState::MakeAttention() {
   return absl::OkStatus();
 }
 
-absl::Status RankState::MakeModel() {
-  if (config.fp8 && !setup.simulated && CudaComputeCapability(0) < 89) {
+namespace {
+
+// cuBLASLt has scales of parts of a tensor for Hopper alone.
+absl::Status CheckFloat8(const ResolvedConfig& config) {
+  const int capability = CudaComputeCapability(0);
+  if (capability < 89) {
     return InvalidOption("precision",
-                         "fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper); got ",
+                         "must be bf16 unless the GPU is of compute capability 8.9 or later (Ada, "
+                         "Hopper); got fp8 and ",
                          CudaDeviceName(0), "; give bf16");
   }
+  if (config.fp8_recipe != LinearPrecision::kFloat8 && capability != 90) {
+    return InvalidOption("fp8_recipe", "must be tensorwise unless the GPU is a Hopper; got ",
+                         Name(config.fp8_recipe), " and ", CudaDeviceName(0), "; give tensorwise");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RankState::MakeModel() {
+  if (config.fp8 && !setup.simulated) BURST_RETURN_IF_ERROR(CheckFloat8(config));
   const Mesh& mesh = config.mesh;
   TensorParallel parallel;
   if (tensor != nullptr) parallel = TensorParallel(tensor.get(), config.spreads_stream);

@@ -47,6 +47,19 @@ __device__ inline uint32_t RoundTwo(float a, float b) {
   return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, kKind);
 }
 
+// Sets v to eight e4m3 numbers times scale.
+__device__ inline void FromE4M3(uint2 bytes, float scale, float (&v)[8]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t word = i < 2 ? bytes.x : bytes.y;
+    const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(
+        static_cast<__nv_fp8x2_storage_t>(word >> i % 2 * 16), __NV_E4M3);
+    const float2 numbers = __half22float2(__half2(two));
+    v[2 * i] = numbers.x * scale;
+    v[2 * i + 1] = numbers.y * scale;
+  }
+}
+
 // Returns eight numbers / scale, as eight bytes.
 template <__nv_fp8_interpretation_t kKind>
 __device__ inline uint2 RoundEight(const float (&v)[8], float inverse_scale) {

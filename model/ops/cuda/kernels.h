@@ -20,6 +20,7 @@
 namespace burst {
 
 class Tape;
+enum class LinearPrecision;
 class Variable;
 enum class ResultUse;  // burst/autograd/tape.h
 
@@ -149,20 +150,40 @@ void RoundToFloat8(const Tensor& x, int64_t cols, const Tensor& amax, const Tens
 // Makes the columns of a result from its rows. The scale is the same.
 void TransposeFloat8(const Tensor& as_rows, int64_t cols, const Tensor& as_columns);
 
-// Sets largest to the largest magnitudes of silu(gate) up, silu(gate) and up. gate_up: [rows, 2 n]
-// bfloat16, n a multiple of 8; largest: [3] float32.
+// Sets the largest magnitudes of each row and each column of x, [rows, cols] bfloat16. row_amax:
+// [rows], column_amax: [cols], float32.
+void RowAndColumnAmax(const Tensor& x, int64_t cols, const Tensor& row_amax,
+                      const Tensor& column_amax);
+
+// Rounds x, [rows, cols] bfloat16, to e4m3. as_rows has row_scales, and as_columns has
+// column_scales, laid out as `scaling` says (matmul.h), not kTensor. A scale's bound is the largest
+// magnitude of its numbers. Only kRow reads row_amax and column_amax.
+void RoundWithScales(const Tensor& x, int64_t cols, Scaling scaling, const Tensor& row_amax,
+                     const Tensor& column_amax, const Tensor& as_rows, const Tensor& as_columns,
+                     const Tensor& row_scales, const Tensor& column_scales);
+
+// Sets largest to the largest magnitudes of silu(gate) up, silu(gate), gate and up. gate_up: [rows,
+// 2 n] bfloat16, n a multiple of 8; largest: [kSwiGluMagnitudes] float32.
+constexpr int kSwiGluMagnitudes = 4;
 void SwiGluMagnitudes(const Tensor& gate_up, const Tensor& largest);
 
-// Rounds silu(gate) up, [rows, n], to e4m3. The bound is its largest magnitude.
+// Rounds silu(gate) up, [rows, n], to e4m3. The bound is its largest magnitude. Unless null, kept,
+// [rows, 2 n], becomes gate_up in e4m3, and kept_scales [2] the scales of gate and of up.
 void SwiGluToFloat8(const Tensor& gate_up, const Tensor& largest, const Tensor& as_rows,
-                    const Tensor& as_columns, const Tensor& scale);
+                    const Tensor& scale, const Tensor& kept, const Tensor& kept_scales);
+
+// Rounds silu(gate) up of the numbers that SwiGluToFloat8 kept. Rounded, they may exceed the
+// largest magnitude, so the scale has room for 20 % more; the few above are saturated.
+void KeptSwiGluToFloat8(const Tensor& kept, const Tensor& kept_scales, const Tensor& largest,
+                        const Tensor& as_columns, const Tensor& scale);
 
 // Rounds the gradient of gate_up, [rows, 2 n], to e5m2. grad is silu(gate) up's, [rows, n]. The
-// bound is grad_amax max(1.1 largest up, largest silu(gate)), because |silu'| < 1.1. It exceeds the
-// largest magnitude, but e5m2 has the same precision over 30 powers of two.
-void SwiGluGradToFloat8(const Tensor& gate_up, const Tensor& grad, const Tensor& grad_amax,
-                        const Tensor& largest, const Tensor& as_rows, const Tensor& as_columns,
-                        const Tensor& scale);
+// bound is grad_amax max(1.1 largest up, largest silu(gate)), because |silu'| < 1.1, with what
+// rounding gate and up added. It exceeds the largest magnitude, but e5m2 has the same precision
+// over 30 powers of two.
+void SwiGluGradToFloat8(const Tensor& kept, const Tensor& kept_scales, const Tensor& grad,
+                        const Tensor& grad_amax, const Tensor& largest, const Tensor& as_rows,
+                        const Tensor& as_columns, const Tensor& scale);
 
 // --- The ops of ops.h that consist of GEMMs, forward and backward (gemm_ops.cc). Every build has
 // them, because a simulated GPU runs them too.
@@ -171,13 +192,14 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
                 const Variable& residual, const Shape& y_shape,
                 const std::function<void()>& dx_done, ResultUse use);
 
-// Linear with products of float8: x and weight in e4m3, dy in e5m2 (float8_ops.cc). x is bfloat16,
-// or e4m3 with a scale.
+// Linear with products of float8 (float8_ops.cc). x is bfloat16, or with kFloat8 also e4m3 with a
+// scale.
 Variable LinearInFloat8(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
                         const Variable& residual, const Shape& y_shape,
-                        const std::function<void()>& dx_done, ResultUse use);
+                        const std::function<void()>& dx_done, ResultUse use,
+                        LinearPrecision precision);
 
-// SwiGluMlp with products of float8; at least one token.
+// SwiGluMlp with products of float8 of one scale a tensor; at least one token.
 Variable SwiGluMlpInFloat8(Tape& tape, const Variable& x, const Variable& gate_up,
                            const Variable& down, const Variable& down_bias,
                            const Variable& residual, const Shape& y_shape,

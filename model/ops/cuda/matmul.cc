@@ -27,6 +27,20 @@ cudaDataType_t CudaType(DType dtype) {
   return dtype == DType::kFloat64 ? CUDA_R_64F : CUDA_R_32F;
 }
 
+int32_t CublasScaling(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::kTensor:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    case Scaling::kRow:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    case Scaling::kVector:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case Scaling::kBlock:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+  }
+  return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+}
+
 cublasLtEpilogue_t CublasEpilogue(const MatMulParams& params) {
   switch (params.epilogue) {
     case Epilogue::kNone:
@@ -43,7 +57,7 @@ cublasLtEpilogue_t CublasEpilogue(const MatMulParams& params) {
 
 // The key holds everything that the choice of an algorithm depends on.
 using PlanKey = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, DType,
-                           DType, DType, Epilogue, bool, bool, bool, int>;
+                           DType, DType, Epilogue, bool, bool, bool, int, Scaling, Scaling>;
 
 // log2 of the largest power of two, at most 256, that divides the address. Algorithms demand
 // alignment.
@@ -128,7 +142,9 @@ class Cublas {
                       p.addend != nullptr,
                       p.pre != nullptr,
                       tf32,
-                      alignment};
+                      alignment,
+                      p.a_scaling,
+                      p.b_scaling};
     const auto [it, made] = plans_.try_emplace(key);
     if (made) {
       AwaitOtherRanks();  // cuBLASLt loads the kernels of a new plan
@@ -157,6 +173,8 @@ class Cublas {
       // Sums move to fp32 every few steps, because tensor cores' own registers have fewer bits.
       // Staying in those registers saves 1 % at most.
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CublasScaling(p.b_scaling));
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CublasScaling(p.a_scaling));
       // The heuristic looks at these pointers; each call sets its own.
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scale);
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scale);

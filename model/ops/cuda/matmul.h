@@ -33,6 +33,15 @@ enum class Epilogue {
   kGeluBackward,  // c * gelu'(pre)
 };
 
+// What a scale of a float8 matrix is for. A row is one of a, or of b's transpose, and lies along
+// the sum. Scales are float32.
+enum class Scaling {
+  kTensor,  // the matrix; [1]
+  kRow,     // a row; [rows]
+  kVector,  // 128 elements of a row; [ceil(k / 128), rows]
+  kBlock,   // 128 elements of 128 rows; [ceil(rows / 128), ceil(k / 128) rounded up to 4]
+};
+
 // c = epilogue(a b + addend). a: [m, k], b: [k, n], c: [m, n], not transposed. Queued on the
 // calling thread's stream. Only bf16 and float8 operands have epilogues.
 //
@@ -43,7 +52,8 @@ enum class Epilogue {
 //   float64   float64
 //
 // With float8, a is not transposed and b is, so that both have k along their rows in memory; k and
-// n are multiples of 16.
+// n are multiples of 16. Both have scales of kTensor, or both of kRow. Or a has kVector, and b
+// kVector or kBlock; m is then a multiple of 4.
 struct MatMulParams {
   Matrix a, b, c;
   // Null, or a matrix like c (c itself: c += a b).
@@ -51,9 +61,11 @@ struct MatMulParams {
   Epilogue epilogue = Epilogue::kNone;
   const void* vector = nullptr;  // [columns of c], dtype of c; of kBias and kGelu
   void* pre = nullptr;           // [m, n] contiguous, dtype of c
-  // Scales of float8 matrices, one float each on the GPU; null for other dtypes.
+  // Scales of float8 matrices, on the GPU; null for other dtypes.
   const float* a_scale = nullptr;
   const float* b_scale = nullptr;
+  Scaling a_scaling = Scaling::kTensor;
+  Scaling b_scaling = Scaling::kTensor;
 };
 void MatMul(const MatMulParams& params);
 
