@@ -83,7 +83,8 @@ def published():
     rows = [[row["who"], row["model"], row.get("printed", number(row["tokens"])), row["gpus"],
              row["settings"] + (" (computed)" if row.get("arithmetic") else ""), number(row["tokens_per_second"]),
              row["source"]]
-            for row in load("published")["rows"] if row["tokens"] not in (262144, 524288)]
+            for row in load("published")["rows"]
+            if row["tokens"] not in (262144, 524288) and row.get("tokens_per_second")]
     return ["who", "model", "tokens", "GPUs", "settings", "tokens/s a GPU", "source"], rows
 
 

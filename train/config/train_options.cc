@@ -241,7 +241,8 @@ void AddRankOptions(TrainConfig* c, OptionTable* t) {
           "linear products). auto: bf16 on GPUs, fp32 on CPUs.");
   t->Add("fp8_recipe", &c->fp8_recipe, ParseFp8Recipe)
       .Help(
-          "Scale fp8 by tensors (tensorwise), by rows (rowwise), or by 128 numbers of a row and 128 "
+          "Scale fp8 by tensors (tensorwise), by rows (rowwise), or by 128 numbers of a row and "
+          "128 "
           "x 128 weights (blocks).");
   t->Add("bf16_layers", &c->bf16_layers)
       .Min(0)
