@@ -82,7 +82,7 @@ def old_glibc(name):
                 "echo '%s' >$@.lds" % " ".join(script),
                 "$(CC) -w -fno-builtin -shared -nostdlib -Wl,-soname,%s -Wl,--version-script,$@.lds -o $@ $@.c" % library,
             ]),
-            toolchains = ["@bazel_tools//tools/cpp:current_cc_toolchain"],
+            toolchains = ["@rules_cc//cc:current_cc_toolchain"],
         )
 
 OLD_GLIBC = sorted(_FUNCTIONS)
