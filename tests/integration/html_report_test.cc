@@ -49,23 +49,34 @@ TEST(HtmlReport, ReadsARun) {
 }
 
 TEST(HtmlReport, ComparesRuns) {
-  RunRecord a = *ReadRun(MakeRun("a", 6, "0.5")), b = *ReadRun(MakeRun("b", 9, "0.25"));
+  const std::string folder = MakeRun("a", 6, "0.5");
+  // 200 tokens/s of 2 FLOPs each are 40 % of 1,000 FLOP/s.
+  ASSERT_EQ(WriteRunFacts(folder, {2, 1000, "1 s a step & more", 3 << 19, 65, "once <b>\nupon"}),
+            absl::OkStatus());
+  RunRecord a = *ReadRun(folder), b = *ReadRun(MakeRun("b", 9, "0.25"));
   b.name = "b & <b>";
   const std::string page = HtmlReport({a, b});
-  // run, steps, tokens, last loss, best validation, median speed, skipped
+  // run, steps, tokens, last loss, best validation, median speed, MFU, memory, time, skipped
   EXPECT_THAT(page, HasSubstr("<tr><td>a</td><td>3</td><td>3,000</td><td>2.0000</td>"
-                              "<td>1.2500</td><td>200</td><td>1</td></tr>"));
+                              "<td>1.2500</td><td>200</td><td>40.0 %</td><td>1.5 MiB</td>"
+                              "<td>1:05</td><td>1</td></tr>"));
+  // b has no facts.
+  EXPECT_THAT(page, HasSubstr("<td>200</td><td>-</td><td>-</td><td>-</td><td>1</td></tr>"));
+  EXPECT_THAT(page, HasSubstr("<td>a</td><td>1 s a step &amp; more</td><td>0.01 s a step</td>"));
+  EXPECT_THAT(page, HasSubstr("<h3>a</h3>\n<pre>once &lt;b&gt;\nupon</pre>"));
+  EXPECT_THAT(page, HasSubstr(">MFU</text>"));
+  EXPECT_THAT(page, Not(HasSubstr("Pipeline bubble")));
   EXPECT_THAT(page, HasSubstr("<td>b &amp; &lt;b&gt;</td><td>3</td><td>3,000</td><td>3.0000</td>"));
   const size_t differ = page.find("Options that differ"), equal = page.find("<details>");
   EXPECT_LT(differ, page.find("<td>--lr</td><td>0.5</td><td>0.25</td>"));
   EXPECT_LT(page.find("--lr"), equal);
   EXPECT_LT(equal, page.find("<td>--data</td><td>&lt;text&gt;</td>"));
-  // Four plots, in the file itself.
+  // Five plots, in the file itself.
   size_t plots = 0;
   for (size_t at = page.find("<svg"); at != std::string::npos; at = page.find("<svg", at + 1)) {
     ++plots;
   }
-  EXPECT_EQ(plots, 4u);
+  EXPECT_EQ(plots, 5u);
   EXPECT_THAT(page, Not(HasSubstr("src=")));
   EXPECT_THAT(page, Not(HasSubstr("href=")));
 }
@@ -89,6 +100,37 @@ TEST(HtmlReport, ErrorsNameTheFolder) {
   std::ofstream(run + "/metrics.jsonl") << "";
   EXPECT_THAT(Report({"a"}, folder).err, HasSubstr("no step yet"));
   EXPECT_EQ(Report({"a"}, folder).exit_code, 1);
+}
+
+// A browser shows the page: it draws the table, the plots and the sample, and has no errors.
+TEST(HtmlReport, ABrowserShowsThePage) {
+  const std::string browser = "/usr/bin/chromium";
+  if (!std::filesystem::exists(browser)) GTEST_SKIP() << browser << " is not installed";
+  const std::string run = MakeRun("a", 6, "0.5"), folder = run + "/..";
+  ASSERT_EQ(WriteRunFacts(run, {2, 1000, "1 s a step", 3 << 19, 65, "once upon"}),
+            absl::OkStatus());
+  ASSERT_EQ(Report({"a", "--out=page.html"}, folder).exit_code, 0);
+  // The script runs after the page is laid out. It writes the sizes of what is visible.
+  std::ofstream(folder + "/page.html", std::ios::app) << R"(<script>
+    const sizes = [...document.querySelectorAll("table, svg, pre, path.color0")].map(element => {
+      const box = element.getBoundingClientRect();
+      return element.tagName.toLowerCase() + (box.width > 30 && box.height > 5 ? "+" : "-");
+    });
+    document.title = sizes.join(" ");
+  </script>)";
+  const Result shown =
+      Subprocess({browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+                  "--user-data-dir=" + folder + "/browser", "file://" + folder + "/page.html"},
+                 {folder, false, "-browser"})
+          .Wait();
+  ASSERT_EQ(shown.exit_code, 0) << shown.err;
+  const size_t begin = shown.out.find("<title>") + 7, end = shown.out.find("</title>");
+  ASSERT_LT(begin, end) << shown.out;
+  const std::string sizes = shown.out.substr(begin, end - begin);
+  EXPECT_THAT(sizes, HasSubstr("table+ svg+"));
+  EXPECT_THAT(sizes, HasSubstr("path+"));
+  EXPECT_THAT(sizes, HasSubstr("pre+"));
+  EXPECT_THAT(sizes, Not(HasSubstr("svg-")));
 }
 
 }  // namespace

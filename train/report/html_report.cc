@@ -28,10 +28,11 @@ main { display: grid; grid-template-columns: repeat(auto-fit, minmax(560px, 1fr)
 svg { width: 100%; height: auto; }
 table { border-collapse: collapse; margin: 1em 0; }
 th, td { padding: .25em .75em; border-bottom: 1px solid #8884; text-align: right; }
+pre { white-space: pre-wrap; padding: 1em; border: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; }
 )";
 
-using Value = std::function<std::optional<double>(const StepMetrics&)>;
+using Value = std::function<std::optional<double>(const RunRecord&, const StepMetrics&)>;
 
 // Plots of values over the tokens that the runs have seen.
 class TokenPlots {
@@ -49,24 +50,27 @@ class TokenPlots {
     LinePlot plot = Empty("Loss: training smoothed, validation with dots", "nats per token");
     for (size_t i = 0; i < runs_.size(); ++i) {
       const int color = static_cast<int>(i);
-      const Curve training = CurveOf(runs_[i], [](const StepMetrics& row) { return row.loss; });
+      const Curve training =
+          CurveOf(runs_[i], [](const RunRecord&, const StepMetrics& row) { return row.loss; });
       plot.series.push_back({color, runs_[i].name, Thinned(Smoothed(training))});
       const Curve validation =
-          CurveOf(runs_[i], [](const StepMetrics& row) { return row.val_loss; });
+          CurveOf(runs_[i], [](const RunRecord&, const StepMetrics& row) { return row.val_loss; });
       plot.series.push_back({color, "", validation, /*dots=*/validation.size() <= 100});
     }
     return LinePlotSvg(plot);
   }
 
-  // Plots a value of each step, from 0 on.
+  // Plots a value of each step, from 0 on. Returns "" if no run has it.
   std::string Values(const char* title, const char* y_label, const Value& value) const {
     LinePlot plot = Empty(title, y_label);
     plot.from_zero = true;
+    bool some = false;
     for (size_t i = 0; i < runs_.size(); ++i) {
       const std::string label = runs_.size() > 1 ? runs_[i].name : "";
       plot.series.push_back({static_cast<int>(i), label, Thinned(CurveOf(runs_[i], value))});
+      some |= !plot.series.back().points.empty();
     }
-    return LinePlotSvg(plot);
+    return some ? LinePlotSvg(plot) : "";
   }
 
  private:
@@ -87,7 +91,7 @@ class TokenPlots {
   Curve CurveOf(const RunRecord& run, const Value& value) const {
     Curve curve;
     for (const StepMetrics& row : run.rows) {
-      const std::optional<double> y = value(row);
+      const std::optional<double> y = value(run, row);
       if (!y.has_value() || !std::isfinite(*y)) continue;
       curve.push_back({static_cast<double>(row.tokens) / unit_.tokens, *y});
     }
@@ -97,6 +101,12 @@ class TokenPlots {
   const std::vector<RunRecord>& runs_;
   Unit unit_;
 };
+
+// Returns the share of the peak, counted as "full", in percent; none if the peak is unknown.
+std::optional<double> Mfu(const RunRecord& run, double tokens_per_second) {
+  if (run.facts.peak_flops <= 0) return std::nullopt;
+  return 100 * tokens_per_second * run.facts.flops_per_token / run.facts.peak_flops;
+}
 
 double Median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
@@ -113,9 +123,10 @@ std::string Row(const std::vector<std::string>& cells, const char* tag) {
 }
 
 std::string FiguresTable(const std::vector<RunRecord>& runs) {
-  std::string table = "<table>\n" + Row({"run", "steps", "tokens", "last loss", "best validation",
-                                         "tokens/s, median", "skipped steps"},
-                                        "th");
+  std::string table =
+      "<table>\n" + Row({"run", "steps", "tokens", "last loss", "best validation",
+                         "tokens/s, median", "MFU", "peak memory, rank 0", "time", "skipped steps"},
+                        "th");
   for (const RunRecord& run : runs) {
     std::optional<double> best;
     std::vector<double> speeds;
@@ -126,13 +137,49 @@ std::string FiguresTable(const std::vector<RunRecord>& runs) {
       skipped += row.skipped ? 1 : 0;
     }
     const StepMetrics& last = run.rows.back();
+    const double speed = speeds.empty() ? std::nan("") : Median(speeds);
+    const std::optional<double> mfu = speeds.empty() ? std::nullopt : Mfu(run, speed);
+    const RunFacts& facts = run.facts;
     table += Row(
         {run.name, Thousands(last.step), Thousands(last.tokens), absl::StrFormat("%.4f", last.loss),
          best.has_value() ? absl::StrFormat("%.4f", *best) : "-",
-         speeds.empty() ? "-" : Thousands(std::llround(Median(speeds))), Thousands(skipped)},
+         speeds.empty() ? "-" : Thousands(std::llround(speed)),
+         mfu.has_value() ? absl::StrFormat("%.1f %%", *mfu) : "-",
+         facts.peak_bytes > 0
+             ? absl::StrFormat("%.1f MiB", static_cast<double>(facts.peak_bytes) / (1 << 20))
+             : "-",
+         facts.seconds > 0 ? ShortDuration(facts.seconds) : "-", Thousands(skipped)},
         "td");
   }
   return table + "</table>\n";
+}
+
+// Returns the planned costs of steps, with the medians of the measured ones; "" without a plan.
+std::string PlansTable(const std::vector<RunRecord>& runs) {
+  std::string rows;
+  for (const RunRecord& run : runs) {
+    if (run.facts.planned.empty()) continue;
+    std::vector<double> times;
+    for (const StepMetrics& row : run.rows) {
+      if (std::isfinite(row.step_ms)) times.push_back(row.step_ms);
+    }
+    rows += Row({run.name, run.facts.planned,
+                 times.empty() ? "-" : absl::StrFormat("%.4g s a step", Median(times) / 1000)},
+                "td");
+  }
+  if (rows.empty()) return "";
+  return "<h2>Planned and measured</h2>\n<table>\n" + Row({"run", "planned", "measured"}, "th") +
+         rows + "</table>\n";
+}
+
+std::string Samples(const std::vector<RunRecord>& runs) {
+  std::string samples;
+  for (const RunRecord& run : runs) {
+    if (run.facts.sample.empty()) continue;
+    absl::StrAppend(&samples, "<h3>", EscapeMarkup(run.name), "</h3>\n<pre>",
+                    EscapeMarkup(run.facts.sample), "</pre>\n");
+  }
+  return samples.empty() ? "" : "<h2>Samples</h2>\n" + samples;
 }
 
 // Returns the options by name, those that differ between the runs or those that are equal.
@@ -172,6 +219,7 @@ absl::StatusOr<RunRecord> ReadRun(const std::string& folder) {
     return absl::FailedPreconditionError(
         absl::StrCat(folder, ": metrics.jsonl has no step yet; try again after the first one"));
   }
+  run.facts = ReadRunFacts(path.string());
   BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile((path / "config.json").string()));
   const auto json = ParseJson<nlohmann::ordered_json>(text);
   if (!json.ok() || !json->is_object()) {
@@ -196,11 +244,19 @@ std::string HtmlReport(const std::vector<RunRecord>& runs) {
                    "</title>\n<style>", kStyle, "</style>\n<h1>", names, "</h1>\n",
                    FiguresTable(runs), "<main>\n", plots.Losses());
   page += plots.Values("Norm of the gradients", "before clipping",
-                       [](const StepMetrics& row) { return row.grad_norm; });
-  page += plots.Values("Speed", "tokens/s",
-                       [](const StepMetrics& row) { return row.tokens_per_second; });
-  page += plots.Values("Learning rate", "", [](const StepMetrics& row) { return row.lr; });
-  page += "</main>\n";
+                       [](const RunRecord&, const StepMetrics& row) { return row.grad_norm; });
+  page += plots.Values("Speed", "thousand tokens/s", [](const RunRecord&, const StepMetrics& row) {
+    return row.tokens_per_second / 1000;
+  });
+  page += plots.Values(
+      "MFU", "percent of the measured peak",
+      [](const RunRecord& run, const StepMetrics& row) { return Mfu(run, row.tokens_per_second); });
+  page +=
+      plots.Values("Pipeline bubble", "idle time / busy time",
+                   [](const RunRecord&, const StepMetrics& row) { return row.pipeline_bubble; });
+  page += plots.Values("Learning rate", "",
+                       [](const RunRecord&, const StepMetrics& row) { return row.lr; });
+  page += "</main>\n" + PlansTable(runs) + Samples(runs);
   if (runs.size() > 1) page += "<h2>Options that differ</h2>\n" + OptionsTable(runs, true);
   absl::StrAppend(&page, "<details><summary>Options", runs.size() > 1 ? " that are equal" : "",
                   "</summary>\n", OptionsTable(runs, false), "</details>\n</html>\n");

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "train/report/metrics.h"
+#include "train/report/run_facts.h"
 
 namespace burst {
 
@@ -14,6 +15,7 @@ struct RunRecord {
   std::string name;                                          // as the page calls it
   std::vector<StepMetrics> rows;                             // metrics.jsonl
   std::vector<std::pair<std::string, std::string>> options;  // config.json: names and values
+  RunFacts facts;                                            // facts.json
 };
 
 // The runs that a page shows: as many as a plot has colors.
@@ -23,8 +25,9 @@ inline constexpr int kMaxReportRuns = 6;
 // cannot be read. FailedPrecondition: the run has no step yet.
 absl::StatusOr<RunRecord> ReadRun(const std::string& folder);
 
-// Returns one HTML file that needs no other: plots over tokens, a table of figures, and the options
-// that differ. There must be from 1 to kMaxReportRuns runs.
+// Returns one HTML file that needs no other: a table of figures, and plots over tokens. Then come
+// the planned and measured costs, the samples, and the options that differ. There must be from 1 to
+// kMaxReportRuns runs.
 std::string HtmlReport(const std::vector<RunRecord>& runs);
 
 }  // namespace burst

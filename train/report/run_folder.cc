@@ -17,6 +17,7 @@
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "train/huggingface/pretrained.h"
+#include "train/report/run_facts.h"
 
 namespace burst {
 namespace {
@@ -73,7 +74,8 @@ absl::Status CheckNotOthers(const std::string& folder) {
 // process with an unfinished file is dead.
 absl::Status RemoveLeftovers(const std::string& folder) {
   BURST_RETURN_IF_ERROR(RemoveTemporaries(folder, [](absl::string_view name) {
-    return name == kSettings || name == kMetrics || name == kPlot || IsCheckpointName(name);
+    return name == kSettings || name == kMetrics || name == kPlot || name == kRunFacts ||
+           IsCheckpointName(name);
   }));
   const std::string companions = (fs::path(folder) / kCompanionFolder).string();
   std::error_code error;

@@ -142,6 +142,10 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
                            TensorBoardLog::Create(report->folder_.path(), facts.step));
     report->tensorboard_.emplace(std::move(log));
   }
+  report->facts_.flops_per_token = facts.throughput.flops_per_token.full;
+  report->facts_.peak_flops = facts.throughput.peak_flops;
+  report->facts_.planned = setup.plan;
+  BURST_RETURN_IF_ERROR(WriteRunFacts(report->folder_.path(), report->facts_));
   if (!prints) return report;
   BURST_ASSIGN_OR_RETURN(const int64_t parameters, Transformer::CountParameters(config.model));
   report->console_ = std::make_unique<Console>(config.steps, config.log_every, facts.throughput);
@@ -229,6 +233,10 @@ void RunReport::Stopped(int64_t step) {
 
 void RunReport::Finished(int64_t steps, double seconds, int64_t peak_bytes,
                          absl::string_view sample) {
+  facts_.seconds = seconds;
+  facts_.peak_bytes = peak_bytes;
+  facts_.sample = std::string(sample);
+  WriteRunFacts(folder_.path(), facts_).IgnoreError();  // the run is complete without it
   if (console_ == nullptr) return;
   console_->Print(absl::StrFormat("%s steps in %s; peak tensor memory %.1f MiB", Thousands(steps),
                                   ShortDuration(seconds),

@@ -13,6 +13,7 @@
 #include "model/parameters.h"
 #include "train/report/console.h"
 #include "train/report/metrics.h"
+#include "train/report/run_facts.h"
 #include "train/report/run_folder.h"
 #include "train/report/tensorboard.h"
 #include "train/run/setup.h"
@@ -58,6 +59,7 @@ class RunReport {
   explicit RunReport(RunFolder folder) : folder_(std::move(folder)) {}
 
   RunFolder folder_;
+  RunFacts facts_;
   std::unique_ptr<Console> console_;           // null: the run is silent
   std::optional<TensorBoardLog> tensorboard_;  // none: without --tensorboard
   bool told_of_links_ = false;
