@@ -24,3 +24,14 @@ env -i "$TEST_TMPDIR/train" --steps=2 --batch=2 --seqlen=64 --eval_every=0 --sam
 env -i "$root/bin/generate" --checkpoint="$TEST_TMPDIR/run" --prompt=In --tokens=4 --temperature=0 || fail "generate"
 env -i "$root/bin/plan" --model=llama_1b --seqlen=8192 --batch=1 --gpus=1xH200 | grep -q "tokens/s" || fail "plan"
 [ -s "$root/licenses/libc6" ] || fail "no licenses"
+
+# Python is the machine's, Jinja the archive's. chat finds the archive's generate.
+echo '{"messages": [{"role": "user", "content": "hello"}]}' >"$TEST_TMPDIR/chats.jsonl"
+echo '{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}' >"$TEST_TMPDIR/template.jinja"
+env -i PYTHONVERBOSE=1 "$root/bin/chats" --data="$TEST_TMPDIR/chats.jsonl" --template="$TEST_TMPDIR/template.jinja" \
+  --out="$TEST_TMPDIR/rendered.jsonl" 2>"$TEST_TMPDIR/said" || fail "chats: $(tail -n 3 "$TEST_TMPDIR/said")"
+grep -q '"user: hello' "$TEST_TMPDIR/rendered.jsonl" || fail "chats left $(cat "$TEST_TMPDIR/rendered.jsonl")"
+grep -q "$root/libexec/python/jinja2/sandbox.py" "$TEST_TMPDIR/said" || fail "chats loads another Jinja"
+said=$(echo hello | env -i "$root/bin/chat" --checkpoint="$TEST_TMPDIR/run" --template="$TEST_TMPDIR/template.jinja" \
+  --tokens=4) || fail "chat: $said"
+[ -s "$root/licenses/python3-jinja2" ] || fail "no license of Jinja"

@@ -4,7 +4,8 @@
 #
 #   archive.sh OUT.tar.xz VERSION_HEADER LICENSE TEXT PROGRAM ...
 #
-# TEXT is the text that `train` learns by default.
+# TEXT is the text that `train` learns by default. A PROGRAM named NAME.py takes the machine's python3, and
+# Jinja from the archive.
 set -euo pipefail
 
 out=$1 header=$2 license=$3 text=$4
@@ -19,11 +20,35 @@ mkdir -p "$root"/{bin,lib,libexec,licenses,share/kjv}
 cp -L "$text" "$root/share/kjv/kjv.txt"
 cp -L "$license" "$root/licenses/burst"
 
+# add_python NAME.py: adds a program of Python, which finds the other programs in the folder bin.
+add_python() {
+  local name folder=$root/libexec/python
+  name=$(basename "$1" .py)
+  mkdir -p "$folder"
+  cp -L "$1" "$folder"
+  cat >"$root/bin/$name" <<'START'
+#!/bin/sh
+# Starts the Python program of this script's name with the modules of the archive.
+root=$(dirname "$(dirname "$(readlink -f "$0")")")
+name=$(basename "$0")
+command -v python3 >/dev/null || { echo "$name: python3 must be installed, 3.8 or newer" >&2; exit 1; }
+export PYTHONPATH="$root/libexec/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
+exec python3 -c 'import os, runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_module(os.path.basename(sys.argv[0]), run_name="__main__")' "$root/bin/$name" "$@"
+START
+  chmod 755 "$root/bin/$name"
+}
+
 # A driver of the machine loads the other libraries of glibc, which must have the version of libc.
 libraries=(libdl.so.2 libpthread.so.0 libresolv.so.2 librt.so.1 libutil.so.1)
 libraries=("${libraries[@]/#//lib/x86_64-linux-gnu/}")
 for program in "${programs[@]}"; do
   name=$(basename "$program")
+  if [[ $name == *.py ]]; then
+    add_python "$program"
+    continue
+  fi
   install -m 755 "$program" "$root/libexec/$name"
   strip "$root/libexec/$name"
   cat >"$root/bin/$name" <<'START'
@@ -43,6 +68,12 @@ done
 
 # Packages whose code is in the programs, and those of the libraries.
 packages=(libabsl-dev libeigen3-dev libpcre2-dev libsodium-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev)
+if [ -d "$root/libexec/python" ]; then
+  for module in jinja2 markupsafe; do  # without compiled modules, which serve one version of Python
+    packages+=(python3-$module)
+    install -D -m 644 -t "$root/libexec/python/$module" /usr/lib/python3/dist-packages/$module/*.py
+  done
+fi
 for library in $(printf '%s\n' "${libraries[@]}" | sort -u); do
   file=$(readlink -f "$library")
   install -m 755 "$file" "$root/lib/$(basename "$library")"
