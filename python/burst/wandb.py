@@ -95,7 +95,7 @@ def _send(run, rows):
             run.log(_values(row), step=row["step"])
 
 
-def main():
+def _main():
     parser = argparse.ArgumentParser(prog="python -m burst.wandb", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="Send the metrics of this folder.")
@@ -136,4 +136,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main())

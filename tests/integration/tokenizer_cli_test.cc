@@ -194,6 +194,13 @@ TEST_F(TokenizerCli, BadLinesAreLeftOut) {
     EXPECT_TRUE(absl::StrContains(result.out, error)) << result.out;
   }
   ExpectError(Train(train), 1, {"--data", error});  // the cache has the tokens of the other lines
+  // They are refused where there are no lines.
+  for (const char* option : {"--bad_lines=skip", "--field=body"}) {
+    const std::string name = std::string(option).substr(0, std::string(option).find('='));
+    ExpectError(Train({option, "--steps=1"}), 1, {name, ".jsonl", "leave it out"});
+    ExpectError(Tokenize({"--data=text.txt", "--tokenizer=tiny", "--out=none", option}), 1,
+                {name, ".jsonl", "leave it out"});
+  }
 }
 
 // Prompts have any length, and the tokenizer has more tokens than the model.

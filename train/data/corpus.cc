@@ -135,6 +135,7 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
     BURST_RETURN_IF_ERROR(CheckKind("val_data", validation_path, all.back(), all[0]));
   }
   const Sources& train = all[0];
+  BURST_RETURN_IF_ERROR(CheckHasLines(lines, train.json_lines));
   if (train.shards && tokenizer.has_value()) {
     return absl::InvalidArgumentError(
         "--tokenizer: .bin shards hold tokens already; give the file they were made with, or none");

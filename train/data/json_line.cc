@@ -169,6 +169,17 @@ absl::StatusOr<BadLines> ParseBadLines(absl::string_view text) {
   return ParseName(text, kBadLines);
 }
 
+absl::Status CheckHasLines(const LineFormat& format, bool json_lines) {
+  const LineFormat usual;
+  if (json_lines) return absl::OkStatus();
+  const bool bad_lines = format.bad_lines != usual.bad_lines;
+  if (!bad_lines && format.field == usual.field) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(bad_lines ? "--bad_lines" : "--field",
+                   ": must be left out unless --data is .jsonl files; got ",
+                   bad_lines ? Name(format.bad_lines) : format.field, "; leave it out"));
+}
+
 absl::StatusOr<LineDocument> ParseLine(absl::string_view line, const LineFormat& format) {
   DocumentHandler strict(format);
   if (nlohmann::json::sax_parse(line.begin(), line.end(), &strict)) return strict.Take();

@@ -20,6 +20,9 @@ struct LineFormat {
   std::string field = "text";  // the key of the text
   BadLines bad_lines = BadLines::kError;
 };
+// Returns InvalidArgument that names the option if the format is given for data that is not lines
+// of JSON, where it has no effect.
+absl::Status CheckHasLines(const LineFormat& format, bool json_lines);
 inline constexpr char kFieldHelp[] = "Take the text of .jsonl lines from this key.";
 inline constexpr char kBadLinesHelp[] =
     "Stop at .jsonl lines that are not documents (error), or count them and go on (skip).";

@@ -207,6 +207,7 @@ absl::StatusOr<TokenizeSummary> TokenizeToShards(const TokenizeConfig& config) {
   if (!tokenizer.ok()) return Named("tokenizer", tokenizer.status());
   BURST_ASSIGN_OR_RETURN(Surroundings surroundings, FindSurroundings(config, *tokenizer));
   BURST_ASSIGN_OR_RETURN(const Sources sources, FindSources("data", config.data));
+  BURST_RETURN_IF_ERROR(CheckHasLines(config.lines, sources.json_lines));
   if (sources.shards) {
     return sources.Error(absl::InvalidArgumentError(".bin shards are tokens already"));
   }

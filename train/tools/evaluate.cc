@@ -110,6 +110,10 @@ OptionTable Options(EvaluateConfig* c) {
 
 absl::Status Check(const EvaluateConfig& c, const OptionTable& options) {
   if (c.data.empty()) return InvalidOption("data", "give a text, shards, or lines of JSON");
+  if (c.task == Task::kChoices && (options.Given("field") || options.Given("data_cache"))) {
+    return InvalidOption(options.Given("field") ? "field" : "data_cache",
+                         "has no effect with --task=choices; leave it out");
+  }
   for (const auto& [name, task] : kOfTask) {
     if (task != c.task && options.Given(name)) {
       return InvalidOption(name, "has no effect with --task=", Name(c.task), "; leave it out");
