@@ -29,6 +29,7 @@ void VisitFields(Config& config, Visitor visit) {
   visit("dropout", config.dropout);
   visit("attention_dropout", config.attention_dropout);
   visit("attention_softcap", config.attention_softcap);
+  visit("logits_softcap", config.logits_softcap);
   visit("attention_sinks", config.attention_sinks);
   visit("qkv_bias", config.qkv_bias);
   visit("attention_out_bias", config.attention_out_bias);
@@ -255,6 +256,9 @@ absl::Status ModelConfig::Validate() const {
   }
   if (!(attention_softcap >= 0 && std::isfinite(attention_softcap))) {
     return Invalid("attention_softcap", attention_softcap, "above 0, or 0 for none");
+  }
+  if (!(logits_softcap >= 0 && std::isfinite(logits_softcap))) {
+    return Invalid("logits_softcap", logits_softcap, "above 0, or 0 for none");
   }
   if (!(rope_theta >= 1 && std::isfinite(rope_theta))) {
     return Invalid("rope_theta", rope_theta, "at least 1");

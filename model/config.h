@@ -37,6 +37,8 @@ struct ModelConfig {
   double attention_dropout = 0;  // the rate for attention's weights, in training
   // c > 0: attention's scores s become c tanh(s / c) (Gemma 2, arXiv 2408.00118). 0: they stay.
   double attention_softcap = 0;
+  // c > 0: the head's logits l become c tanh(l / c) (Gemma 2). 0: they stay. Not on GPUs.
+  double logits_softcap = 0;
   // A learned logit of each query head takes part in attention's softmax and has no value: a head
   // may attend to nothing (gpt-oss, arXiv 2508.10925).
   bool attention_sinks = false;

@@ -48,6 +48,10 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
     const ModelConfig& config, DType dtype, std::optional<uint64_t> seed, DeviceType device,
     const TensorParallel& parallel, const StateSharding& sharding, const PipelinePart& part) {
   BURST_RETURN_IF_ERROR(CheckComplete(config));
+  if (device == DeviceType::kCuda && config.logits_softcap > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("model logits_softcap: must be 0 on GPUs; got ",
+                                                   config.logits_softcap, "; give --device=cpu"));
+  }
   BURST_RETURN_IF_ERROR(TensorParallel::Check(config, parallel.ranks()));
   std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults(), parallel, part));
   model->parameters_.Allocate(dtype, device, sharding);
@@ -218,7 +222,7 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
 
 Variable Transformer::ForwardChunk(Tape& tape, SequenceParallelAttention& attention,
                                    const SequenceBatch& batch, int chunk, const Variable& input,
-                                   double loss_scale, const DropoutKey& dropout) const {
+                                   const LossTerms& terms, const DropoutKey& dropout) const {
   BURST_CHECK(runner_.plan().exact.chunk == 0 && !runner_.plan().offload.activations);
   const ForwardPass pass = MakePass(tape, attention, batch, dropout, /*cache=*/nullptr);
   const Variable x =
@@ -228,7 +232,7 @@ Variable Transformer::ForwardChunk(Tape& tape, SequenceParallelAttention& attent
   if (!part_.IsLast(chunk)) return x;
   ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
   const Variable loss =
-      LinearCrossEntropy(tape, FinalNorm(pass, x), head(), batch.targets, loss_scale);
+      LinearCrossEntropy(tape, FinalNorm(pass, x), head(), batch.targets, OwnTerms(terms));
   uses_.EndHead(tape);
   return loss;
 }
@@ -240,13 +244,13 @@ Shape Transformer::StreamShape(const SequenceBatch& batch) const {
 }
 
 Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
-                           const SequenceBatch& batch, double loss_scale, const DropoutKey& dropout,
-                           const GradientsReady& ready) const {
+                           const SequenceBatch& batch, const LossTerms& terms,
+                           const DropoutKey& dropout, const GradientsReady& ready) const {
   const Variable x = Hidden(tape, attention, batch, dropout, ready);
   if (batch.schedule->exact() != nullptr) {
-    return LossInChunks(tape, x, batch.targets, loss_scale, Chunks(batch));
+    return LossInChunks(tape, x, batch.targets, terms, Chunks(batch));
   }
-  const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
+  const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, OwnTerms(terms));
   uses_.EndHead(tape);
   return loss;
 }
@@ -264,22 +268,27 @@ std::shared_ptr<const ChunkOptions> Transformer::Chunks(const SequenceBatch& bat
 
 // The grid is as fine as sums of 2^12 nats a token on average allow.
 Variable Transformer::LossInChunks(Tape& tape, const Variable& x, const Tensor& targets,
-                                   double loss_scale,
+                                   const LossTerms& terms,
                                    const std::shared_ptr<const ChunkOptions>& chunks) const {
   const ExecutionPlan::Exact& exact = runner_.plan().exact;
   const int64_t count = exact.tokens / exact.chunk + 1;
-  const int most = std::ilogb(loss_scale) + 1 + std::ilogb(static_cast<double>(exact.tokens)) + 1;
+  const int most = std::ilogb(terms.scale) + 1 + std::ilogb(static_cast<double>(exact.tokens)) + 1;
   return SumOfChunks(
       tape, {x}, *chunks, device(), ExactGrid::For(std::ldexp(1, most + 12 - 52), count),
       [&](Tape& tape, const std::vector<Variable>& inputs, const TokenChunk& chunk) {
-        return LinearCrossEntropy(tape, inputs[0], head(), chunk.Of(targets), loss_scale);
+        return LinearCrossEntropy(tape, inputs[0], head(), chunk.Of(targets), OwnTerms(terms));
       });
 }
 
 Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,
                              const SequenceBatch& batch) const {
   BURST_CHECK(!uses_.reports()) << "for whole models";
-  return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
+  return HeadLogits(tape, Hidden(tape, attention, batch, DropoutKey()));
+}
+
+Variable Transformer::HeadLogits(Tape& tape, const Variable& x) const {
+  const Variable logits = Linear(tape, x, head());
+  return config_.logits_softcap > 0 ? SoftCap(tape, logits, config_.logits_softcap) : logits;
 }
 
 absl::StatusOr<std::vector<Transformer::TargetScore>> Transformer::ScoreTargets(
@@ -296,7 +305,7 @@ absl::StatusOr<std::vector<Transformer::TargetScore>> Transformer::ScoreTargets(
     const int64_t end = std::min(rows, begin + most);
     if (*std::max_element(&targets[begin], &targets[begin] + (end - begin)) < 0) continue;
     const Variable part(x.Slice(0, begin, end - begin).Contiguous());
-    const std::vector<double> logits = Linear(tape, part, head()).value().ToVector<double>();
+    const std::vector<double> logits = HeadLogits(tape, part).value().ToVector<double>();
     std::vector<TargetScore> found(end - begin);
     ParallelFor(end - begin, 1, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
@@ -328,7 +337,7 @@ absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& a
   const std::vector<int32_t>& positions = shard.local_positions();
   if (positions.empty() || positions.back() + 1 != shard.seqlen()) return Tensor();
   const Variable last(x.value().Slice(1, x.value().dim(1) - 1, 1).Contiguous());
-  return Linear(tape, last, head()).value().View({batch.tokens.dim(0), config_.vocab});
+  return HeadLogits(tape, last).value().View({batch.tokens.dim(0), config_.vocab});
 }
 
 absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens) const {
@@ -377,7 +386,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   BURST_RETURN_IF_ERROR(status);
   cache.Advance(n);
   const Variable last(x.value().Slice(1, n - 1, 1).Contiguous());
-  return Linear(tape, last, head()).value().View({batch, config_.vocab});
+  return HeadLogits(tape, last).value().View({batch, config_.vocab});
 }
 
 Transformer::FlopsPerToken Transformer::TrainingFlopsPerToken(int64_t seqlen) const {

@@ -73,11 +73,12 @@ class Transformer {
   // Tells `use` of every use of the parameters; it must outlive the passes. Null: nobody is told.
   void set_parameter_use(ParameterUse* use) { uses_.set_use(use); }
 
-  // loss_scale * (sum over this rank's targets of -log p(target)); a scalar. With loss_scale = 1 /
+  // The sum of LinearCrossEntropy over this rank's targets; a scalar. With terms.scale = 1 /
   // (targets of the whole global batch), the sum over ranks and micro-batches is the mean loss, and
-  // the summed gradients are its gradients. Logits exist for one chunk of tokens at a time.
+  // the summed gradients are its gradients. The softcap of `terms` is the model's. Logits exist for
+  // one chunk of tokens at a time.
   Variable Loss(Tape& tape, SequenceParallelAttention& attention, const SequenceBatch& batch,
-                double loss_scale, const DropoutKey& dropout,
+                const LossTerms& terms, const DropoutKey& dropout,
                 const GradientsReady& ready = nullptr) const;
 
   // Runs one chunk of a pipeline stage: its layers, and what the model has before or after them.
@@ -86,7 +87,7 @@ class Transformer {
   // exact plan, nor with offloaded activations. The other passes are for models that are whole.
   Variable ForwardChunk(Tape& tape, SequenceParallelAttention& attention,
                         const SequenceBatch& batch, int chunk, const Variable& input,
-                        double loss_scale, const DropoutKey& dropout) const;
+                        const LossTerms& terms, const DropoutKey& dropout) const;
   // Between layers on this rank: [batch, tokens, width].
   Shape StreamShape(const SequenceBatch& batch) const;
 
@@ -146,7 +147,14 @@ class Transformer {
   Variable FinalNorm(const ForwardPass& pass, const Variable& x) const;
   // The chunks of an exact pass.
   std::shared_ptr<const ChunkOptions> Chunks(const SequenceBatch& batch) const;
-  Variable LossInChunks(Tape& tape, const Variable& x, const Tensor& targets, double loss_scale,
+  // Terms with the model's softcap.
+  LossTerms OwnTerms(const LossTerms& terms) const {
+    return {terms.scale, terms.z, config_.logits_softcap};
+  }
+  // Logits of normalized rows x: [..., vocab].
+  Variable HeadLogits(Tape& tape, const Variable& x) const;
+  Variable LossInChunks(Tape& tape, const Variable& x, const Tensor& targets,
+                        const LossTerms& terms,
                         const std::shared_ptr<const ChunkOptions>& chunks) const;
 
   const Variable& head() const { return config_.tied_embeddings ? token_embedding_ : head_; }

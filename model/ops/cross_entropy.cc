@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
@@ -10,31 +11,46 @@
 namespace burst {
 namespace {
 
-// Computes for each row loss = -log softmax(logits)[target], or 0 without a target. With
-// `gradient`, logits becomes dlogits = scale (softmax(logits) - onehot(target)). logits: [rows,
-// vocab], targets: [rows], losses: [rows]
+// Computes the loss of one row of logits l with a target (LossTerms). With `gradient`, the row
+// becomes d loss / d logits times the scale. With a softcap `capped` has memory for the row.
 template <typename T>
-void SoftmaxCrossEntropy(const MatrixView<T>& logits, const int32_t* targets, double scale,
-                         bool gradient, double* losses) {
+double LossOfRow(Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>> row, int32_t target,
+                 const LossTerms& terms, bool gradient, T* capped) {
+  const T cap = static_cast<T>(terms.softcap);
+  auto kept = AsArray(capped, cap > 0 ? row.size() : 0);
+  if (cap > 0) row = kept = cap * (row / cap).tanh();
+  const T max = row.maxCoeff(), picked = row[target];
+  T sum;
+  if (gradient) {
+    row = (row - max).exp();
+    sum = row.sum();
+  } else {
+    sum = (row - max).exp().sum();
+  }
+  const double lse = std::log(static_cast<double>(sum)) + max;
+  if (gradient) {  // softmax (1 + 2 z lse) - onehot, and the softcap's slope
+    row *= static_cast<T>(terms.scale * (1 + 2 * terms.z * lse)) / sum;
+    row[target] -= static_cast<T>(terms.scale);
+    if (cap > 0) row *= 1 - (kept / cap).square();
+  }
+  return lse - picked + terms.z * lse * lse;
+}
+
+// Computes the losses of rows, 0 without a target. With `gradient`, logits become their gradient.
+// logits: [rows, vocab], targets: [rows], losses: [rows]
+template <typename T>
+void SoftmaxCrossEntropy(const MatrixView<T>& logits, const int32_t* targets,
+                         const LossTerms& terms, bool gradient, double* losses) {
   ParallelFor(logits.rows, 1, [&](int64_t begin, int64_t end) {
+    std::vector<T> capped(terms.softcap > 0 ? logits.cols : 0);
     for (int64_t i = begin; i < end; ++i) {
       auto row = AsArray(logits.data + i * logits.stride, logits.cols);
-      losses[i] = 0;
-      if (targets[i] < 0) {
-        if (gradient) row.setZero();
+      if (targets[i] >= 0) {
+        losses[i] = LossOfRow<T>(row, targets[i], terms, gradient, capped.data());
         continue;
       }
-      const T max = row.maxCoeff(), target = row[targets[i]];
-      T sum;
-      if (gradient) {
-        row = (row - max).exp();
-        sum = row.sum();
-        row *= static_cast<T>(scale) / sum;
-        row[targets[i]] -= static_cast<T>(scale);
-      } else {
-        sum = (row - max).exp().sum();
-      }
-      losses[i] = std::log(static_cast<double>(sum)) + max - target;
+      losses[i] = 0;
+      if (gradient) row.setZero();
     }
   });
 }
@@ -43,7 +59,8 @@ void SoftmaxCrossEntropy(const MatrixView<T>& logits, const int32_t* targets, do
 // assigned, unless they are null.
 template <typename T>
 double ForwardAndGradient(const MatrixView<T>& x, const MatrixView<T>& weight,
-                          const int32_t* targets, double scale, int64_t chunk, T* dx, T* dweight) {
+                          const int32_t* targets, const LossTerms& terms, int64_t chunk, T* dx,
+                          T* dweight) {
   constexpr int64_t kAlign = 64 / sizeof(T);  // rows of logits start on a cache line
   const int64_t tokens = x.rows, width = x.cols, vocab = weight.rows;
   const int64_t stride = (vocab + kAlign - 1) / kAlign * kAlign;
@@ -61,7 +78,7 @@ double ForwardAndGradient(const MatrixView<T>& x, const MatrixView<T>& weight,
     const auto rows = x.Rows(begin, end);  // [chunk, width]
     const MatrixView<T> logits{buffer.data<T>(), end - begin, vocab, stride};
     MatMul(rows, weight.Transposed(), logits, Into::kAssign);
-    SoftmaxCrossEntropy(logits, targets + begin, scale, dx != nullptr || dweight != nullptr,
+    SoftmaxCrossEntropy(logits, targets + begin, terms, dx != nullptr || dweight != nullptr,
                         losses.data<double>());
     for (int64_t i = 0; i < end - begin; ++i) total += losses.data<double>()[i];
     if (dx != nullptr) {
@@ -75,19 +92,20 @@ double ForwardAndGradient(const MatrixView<T>& x, const MatrixView<T>& weight,
     }
   }
   if (dweight != nullptr && tokens == 0) std::fill_n(dweight, vocab * width, T(0));
-  return scale * total;
+  return terms.scale * total;
 }
 
 }  // namespace
 
 Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
-                            const Tensor& targets, double scale, int64_t chunk) {
+                            const Tensor& targets, const LossTerms& terms, int64_t chunk) {
   const int64_t vocab = weight.value().dim(0), width = weight.value().dim(1);
   const DType dtype = x.value().dtype();
   BURST_CHECK(x.value().dim(-1) == width && targets.numel() * width == x.value().numel() &&
               targets.is_contiguous());
   if (x.value().device() == DeviceType::kCuda) {
-    return cuda::LinearCrossEntropy(tape, x, weight, targets, scale, chunk);
+    BURST_CHECK(terms.z == 0 && terms.softcap == 0);
+    return cuda::LinearCrossEntropy(tape, x, weight, targets, terms.scale, chunk);
   }
   for (int64_t i = 0; i < targets.numel(); ++i) {
     const int32_t target = targets.data<int32_t>()[i];
@@ -102,7 +120,7 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
     using T = decltype(zero);
     loss.value().Fill(ForwardAndGradient<T>(
         AsMatrix<T>(x.value(), width), AsMatrix<T>(weight.value(), width), targets.data<int32_t>(),
-        scale, chunk, dx.null() ? nullptr : dx.data<T>(),
+        terms, chunk, dx.null() ? nullptr : dx.data<T>(),
         dweight.null() ? nullptr : dweight.data<T>()));
   });
   if (!needs_grad) return loss;

@@ -94,6 +94,38 @@ Variable Gelu(Tape& tape, const Variable& x) {
   return y;
 }
 
+// ---- Softcap.
+
+Variable SoftCap(Tape& tape, const Variable& x, double cap) {
+  BURST_CHECK(x.value().device() == DeviceType::kCpu && x.value().is_contiguous() && cap > 0);
+  const int64_t n = x.value().numel();
+  const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x});
+  DispatchFloat(x.value().dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const T c = static_cast<T>(cap), *const in = x.value().data<T>();
+    T* const out = y.value().data<T>();
+    ForEachTile(n, [&](int64_t begin, int64_t size) {
+      AsArray(out + begin, size) = c * (AsArray(in + begin, size) / c).tanh();
+    });
+  });
+  if (!tape.NeedsGrad({x})) return y;
+
+  tape.Record("softcap", {y}, [=] {  // dx = dy (1 - (y / cap)^2)
+    const Tensor dy = y.grad().Contiguous(), dx = Tensor::EmptyLike(dy);
+    DispatchFloat(dy.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      const T c = static_cast<T>(cap), *const out = y.value().data<T>(), *const d = dy.data<T>();
+      T* const to = dx.data<T>();
+      ForEachTile(n, [&](int64_t begin, int64_t size) {
+        AsArray(to + begin, size) =
+            AsArray(d + begin, size) * (1 - (AsArray(out + begin, size) / c).square());
+      });
+    });
+    x.AddGrad(dx);
+  });
+  return y;
+}
+
 // ---- SwiGLU.
 
 namespace {

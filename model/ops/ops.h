@@ -131,6 +131,9 @@ Variable Add(Tape& tape, const Variable& a, const Variable& b);
 // y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); x, y: one shape.
 Variable Gelu(Tape& tape, const Variable& x);
 
+// y = cap tanh(x / cap) on the CPU; x, y: one shape. For the logits of Gemma 2 (arXiv 2408.00118).
+Variable SoftCap(Tape& tape, const Variable& x, double cap);
+
 // SwiGLU (Shazeer, arXiv 2002.05202): y = gate sigmoid(gate) up.
 // gate_up: [..., 2 n], gate before up; y: [..., n].
 Variable SwiGlu(Tape& tape, const Variable& gate_up);
@@ -204,8 +207,20 @@ Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site,
 // ---- The LM head and its loss in one op: softmax cross-entropy of x W^T without ever holding all
 // logits, like Liger Kernel (arXiv 2410.10989) and cut cross-entropy (arXiv 2411.09009).
 
-// scale * sum over tokens with a target of -log softmax(x W^T)[target]: a scalar, float32 where x
-// is bfloat16.
+// scale * the sum over tokens with a target of
+//
+//   -log softmax(l)[target] + z lse(l)^2,   l = softcap tanh(x W^T / softcap), or x W^T without one
+//
+// A scalar, float32 where x is bfloat16. lse is log(sum(exp)); its square keeps logits small (PaLM,
+// arXiv 2204.02311, with z = 1e-4). On a GPU z and softcap are 0.
+struct LossTerms {
+  LossTerms(double scale, double z = 0, double softcap = 0)
+      : scale(scale), z(z), softcap(softcap) {}
+  double scale;
+  double z;
+  double softcap;  // 0: none
+};
+
 // x: [..., width]. weight: [vocab, width]. targets: one for each row of x, in [0, vocab), or -1: no
 // loss. Logits exist for `chunk` tokens at a time; 0: as many as fit in kLogitBytes (on the CPU).
 //
@@ -213,6 +228,6 @@ Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site,
 // there, for an upstream gradient of 1. The backward only scales and adds it.
 inline constexpr int64_t kLogitBytes = int64_t{128} << 20;
 Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
-                            const Tensor& targets, double scale, int64_t chunk = 0);
+                            const Tensor& targets, const LossTerms& terms, int64_t chunk = 0);
 
 }  // namespace burst

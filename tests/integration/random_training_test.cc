@@ -184,6 +184,10 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
     c.attention_softcap = one.attention_softcap = draws.OneIn(3) ? 0.5 : -1;
   }
   c.attention_sinks = result.reference.attention_sinks = draws.OneIn(3);
+  if (kTestDevice == DeviceType::kCpu) {
+    c.z_loss = result.reference.z_loss = draws.OneIn(4) ? 0.01 : 0;
+    c.logits_softcap = result.reference.logits_softcap = draws.OneIn(4) ? 3 : -1;
+  }
   return result;
 }
 

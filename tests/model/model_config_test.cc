@@ -44,6 +44,7 @@ TEST(ModelConfig, ReadsEveryField) {
       R"({"family": "llama", "layers": 1, "width": 24, "heads": 6, "kv_heads": 3, "ffn": 40,
           "vocab": 100, "context": 7, "tied_embeddings": true, "dropout": 0.25,
           "attention_dropout": 0.125, "attention_softcap": 50, "attention_sinks": true,
+          "logits_softcap": 30,
           "rope_theta": 500000, "norm_eps": 1e-6, "init_std": 0.03, "head_dim": 10,
           "qkv_bias": true, "attention_out_bias": true, "ffn_bias": true, "qk_norm": true,
           "rope_scaling": {"kind": "llama3", "factor": 8, "first_context": 8192, "low": 2}})");
@@ -60,6 +61,7 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_EQ(config->dropout, 0.25);
   EXPECT_EQ(config->attention_dropout, 0.125);
   EXPECT_EQ(config->attention_softcap, 50);
+  EXPECT_EQ(config->logits_softcap, 30);
   EXPECT_TRUE(config->attention_sinks);
   EXPECT_EQ(config->rope_theta, 500000);
   EXPECT_EQ(config->norm_eps, 1e-6);

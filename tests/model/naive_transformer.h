@@ -51,7 +51,8 @@ class NaiveTransformer {
         for (int64_t v = 0; v < config_.vocab; ++v) {
           double sum = 0;
           for (int64_t i = 0; i < config_.width; ++i) sum += head[v * config_.width + i] * h[i];
-          logits.push_back(sum);
+          const double cap = config_.logits_softcap;
+          logits.push_back(cap == 0 ? sum : cap * std::tanh(sum / cap));
         }
       }
     }

@@ -129,6 +129,8 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--beta2=-0.1"}, {"--beta2"}},
       {{"--weight_decay=-1"}, {"--weight_decay"}},
       {{"--clip=-1"}, {"--clip"}},
+      {{"--z_loss=-1"}, {"--z_loss", "got -1", "at least 0"}},
+      {{"--model.logits_softcap=-2"}, {"--model.logits_softcap", "got -2"}},
       {{"--eps=0"}, {"--eps"}},
       {{"--lr=0"}, {"--lr", "above 0"}},
       {{"--lr=1e308"}, {"--lr", "1e+308", "at most 1e+30"}},

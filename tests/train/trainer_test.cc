@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -254,6 +256,33 @@ TEST_F(TrainerTest, ChangedScoresInTrainingAndEvaluation) {
   EXPECT_NE(dropped.second, plain.second);
   EXPECT_NE(capped.first, plain.first);
   EXPECT_NE(capped.second, plain.second);
+}
+
+// The squared logsumexp is a term of training alone. A model begins with logits near 0, so with V
+// tokens the logsumexp is near log V.
+TEST_F(TrainerTest, ZLossIsATermOfTraining) {
+  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "the CPU's";
+  const auto losses = [&](double z) {
+    TrainConfig options = Options(absl::StrCat("z", z));
+    options.z_loss = z;
+    options.eval_every = 1;
+    options.eval_batches = 2;
+    std::array<double, 3> result;  // validation, the first step, and what it should be above z = 0
+    EXPECT_EQ(
+        WithTrainer(options,
+                    [&](Trainer& trainer) -> absl::Status {
+                      BURST_ASSIGN_OR_RETURN(const auto validation, trainer.Evaluate());
+                      BURST_ASSIGN_OR_RETURN(const StepMetrics row, trainer.Step(0));
+                      const auto vocab = static_cast<double>(trainer.model().config().vocab);
+                      result = {validation.value(), row.loss, z * std::pow(std::log(vocab), 2)};
+                      return absl::OkStatus();
+                    }),
+        absl::OkStatus());
+    return result;
+  };
+  const auto plain = losses(0), with = losses(0.1);
+  EXPECT_EQ(with[0], plain[0]);
+  EXPECT_NEAR(with[1] - plain[1], with[2], 0.1 * with[2]);
 }
 
 // Three steps have two micro-batches each. The test compares every rank's losses, reduced gradients

@@ -83,6 +83,7 @@ struct PlainOptions : LayerMemory {
   double beta2 = 0.95;
   double eps = 1e-8;
   double clip = 1.0;  // 0: no clipping
+  double z_loss = 0;  // LossTerms::z
   int64_t seed = 1;
 
   Offload offload = Offload::kNone;
@@ -120,6 +121,7 @@ struct TrainConfig : PlainOptions {
   double dropout = -1;               // -1: the model's
   double attention_dropout = -1;     // -1: the model's
   double attention_softcap = -1;     // 0: none; -1: the model's
+  double logits_softcap = -1;        // 0: none; -1: the model's
   bool attention_sinks = false;      // true: also where the model's JSON or preset has none
   double rope_theta = -1;            // -1: the model's
   double yarn_factor = -1;           // -1: the model's RoPE

@@ -115,6 +115,11 @@ constexpr Side kGpuPrecision = {"precision", "--precision=tf32, bf16 or fp8", "a
                                   return c.given().precision != Precision::kAuto &&
                                          c.given().precision != Precision::kFp32;
                                 }};
+constexpr Side kZLoss = {"z_loss", "--z_loss", "0", "--device=cpu --z_loss=1e-4",
+                         [](const Config& c) { return c.z_loss > 0; }};
+constexpr Side kLogitsSoftcap = {"model.logits_softcap", "--model.logits_softcap", "0",
+                                 "--device=cpu --model.logits_softcap=30",
+                                 [](const Config& c) { return c.model.logits_softcap != 0; }};
 constexpr Side kSoftcap = {"model.attention_softcap", "--model.attention_softcap", "0",
                            "--model.attention_softcap=30",
                            [](const Config& c) { return c.model.attention_softcap != 0; }};
@@ -218,6 +223,8 @@ constexpr TrainConflict kConflicts[] = {
     {kEpochs, kTokens, "both say how long the run is", kLeaveOut},
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
+    {kZLoss, kGpu, "its kernel computes the plain loss", kLeaveOut},
+    {kLogitsSoftcap, kGpu, "its kernel computes the plain loss", "give 0"},
     {kNccl, kCpu, "it connects GPUs", "give --device=cuda, or threads, tcp or mpi"},
     {kProfile, kCpu, "a CPU is profiled by perf without help", "give --device=cuda"},
     {kResume, kNoOut, "that names the run to continue", "give --out"},

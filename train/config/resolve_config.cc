@@ -241,6 +241,7 @@ absl::Status OverrideAttention(const TrainConfig& c, const std::string& name, bo
   if (c.dropout != -1) model->dropout = c.dropout;
   if (c.attention_dropout != -1) model->attention_dropout = c.attention_dropout;
   if (c.attention_softcap != -1) model->attention_softcap = c.attention_softcap;
+  if (c.logits_softcap != -1) model->logits_softcap = c.logits_softcap;
   if (c.attention_sinks && !model->attention_sinks && has_weights) {
     return InvalidOption("model.attention_sinks", "must be false for the weights of --model=", name,
                          ", which have no sinks; got true; leave it out");

@@ -71,6 +71,10 @@ void AddModelOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Cap the scores s of attention at C, as C tanh(s / C). 0: no cap. -1: as the model "
           "says.");
+  t->Add("model.logits_softcap", &c->logits_softcap)
+      .Min(0)
+      .Or(-1)
+      .Help("Cap the logits l at C, as C tanh(l / C). 0: no cap. -1: as the model says.");
   t->Add("model.attention_sinks", &c->attention_sinks)
       .Help(
           "Add a learned logit of each query head to the softmax of attention. false: as the "
@@ -175,6 +179,9 @@ void AddOptimizationOptions(TrainConfig* c, OptionTable* t) {
       .Help("Set AdamW's decay of the mean squared gradient.");
   t->Add("eps", &c->eps).Above(0).Help("Set AdamW's epsilon.");
   t->Add("clip", &c->clip).Min(0).MayChange().Help("Clip the norm of the gradient. 0: never.");
+  t->Add("z_loss", &c->z_loss)
+      .Min(0)
+      .Help("Add Z times the squared logsumexp of the logits to the loss of training.");
   t->Add("seed", &c->seed)
       .Min(0)
       .Help("Seed the initial weights, the order of the data, dropout and the sample.");

@@ -120,6 +120,7 @@ absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& given
   HuggingFaceConfig config = given;
   config.model = given.model.WithDefaults();
   if (config.model.attention_softcap != 0) return NoFamily("attention_softcap");
+  if (config.model.logits_softcap != 0) return NoFamily("logits_softcap");
   if (config.model.attention_sinks) return NoFamily("attention_sinks");
   BURST_ASSIGN_OR_RETURN(Json json,
                          config.model.family == Family::kGpt2 ? Gpt2(config) : LlamaLike(config));

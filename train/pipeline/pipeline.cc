@@ -83,7 +83,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Create(const Mesh& mesh, int
 }
 
 absl::Status Pipeline::Forward(const Transformer& model, SequenceParallelAttention& attention,
-                               int chunk, const MicroBatch& micro_batch, double loss_scale,
+                               int chunk, const MicroBatch& micro_batch, const LossTerms& terms,
                                Pass* pass, PassTimes* times) {
   const ScopedPhase phase("forward");
   if (stage_ > 0 || chunk > 0) {
@@ -94,7 +94,7 @@ absl::Status Pipeline::Forward(const Transformer& model, SequenceParallelAttenti
   }
   times->Begin();
   pass->output = model.ForwardChunk(pass->tape, attention, micro_batch.batch, chunk, pass->input,
-                                    loss_scale, micro_batch.dropout);
+                                    terms, micro_batch.dropout);
   BURST_RETURN_IF_ERROR(pass->tape.status());
   times->End();
   if (stage_ + 1 == num_stages_ && chunk + 1 == chunks_) return absl::OkStatus();
@@ -126,7 +126,7 @@ absl::Status Pipeline::WaitForSends() {
 
 absl::Status Pipeline::ForwardBackward(const Transformer& model,
                                        SequenceParallelAttention& attention, int micro_batches,
-                                       const MicroBatchOf& micro_batch, double loss_scale,
+                                       const MicroBatchOf& micro_batch, const LossTerms& terms,
                                        const Tensor& loss, PassTimes* times) {
   loss.Fill(0);
   times->Clear();
@@ -141,8 +141,7 @@ absl::Status Pipeline::ForwardBackward(const Transformer& model,
     }
     BURST_ASSIGN_OR_RETURN(const MicroBatch own, micro_batch(action.micro_batch));
     pass = std::make_unique<Pass>(/*recording=*/true);
-    BURST_RETURN_IF_ERROR(
-        Forward(model, attention, action.chunk, own, loss_scale, pass.get(), times));
+    BURST_RETURN_IF_ERROR(Forward(model, attention, action.chunk, own, terms, pass.get(), times));
     if (stage_ + 1 == num_stages_ && action.chunk + 1 == chunks_) {
       loss.Add(pass->output.value().View({1}).To(DType::kFloat64));
     }
@@ -158,7 +157,7 @@ absl::StatusOr<Tensor> Pipeline::Loss(const Transformer& model,
   for (int chunk = 0; chunk < chunks_; ++chunk) {
     Pass pass(/*recording=*/false);
     BURST_RETURN_IF_ERROR(
-        Forward(model, attention, chunk, {batch, DropoutKey()}, /*loss_scale=*/1, &pass, &times));
+        Forward(model, attention, chunk, {batch, DropoutKey()}, /*terms=*/1, &pass, &times));
     if (stage_ + 1 == num_stages_ && chunk + 1 == chunks_) loss = pass.output.value();
   }
   BURST_RETURN_IF_ERROR(WaitForSends());

@@ -46,7 +46,7 @@ class Pipeline {
   // and forgets earlier ones. Collective among stages().
   absl::Status ForwardBackward(const Transformer& model, SequenceParallelAttention& attention,
                                int micro_batches, const MicroBatchOf& micro_batch,
-                               double loss_scale, const Tensor& loss, PassTimes* times);
+                               const LossTerms& terms, const Tensor& loss, PassTimes* times);
 
   // Returns the loss of a batch, unscaled and without a gradient: a scalar on the last stage, null
   // on others. Collective among stages().
@@ -62,7 +62,7 @@ class Pipeline {
   Pipeline(const Mesh& mesh, int chunks, int rank);
 
   absl::Status Forward(const Transformer& model, SequenceParallelAttention& attention, int chunk,
-                       const MicroBatch& micro_batch, double loss_scale, Pass* pass,
+                       const MicroBatch& micro_batch, const LossTerms& terms, Pass* pass,
                        PassTimes* times);
   absl::Status Backward(const Transformer& model, int chunk, Pass* pass, PassTimes* times);
   absl::Status WaitForSends();

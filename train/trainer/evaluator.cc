@@ -55,8 +55,7 @@ absl::StatusOr<Tensor> Evaluator::LossOf(const SequenceBatch& batch) {
     return rank_.pipeline->Loss(*rank_.model, *rank_.attention, batch);
   }
   Tape tape(/*recording=*/false);
-  const Variable loss =
-      rank_.model->Loss(tape, *rank_.attention, batch, /*loss_scale=*/1, DropoutKey());
+  const Variable loss = rank_.model->Loss(tape, *rank_.attention, batch, /*terms=*/1, DropoutKey());
   BURST_RETURN_IF_ERROR(tape.status());
   return loss.value();
 }

@@ -95,12 +95,12 @@ absl::Status StepRunner::ForwardBackward(int64_t first, int64_t count, const Ten
   if (config_.zero < 2) rank_.model->parameters().ZeroGrad();
   BURST_ASSIGN_OR_RETURN(const int64_t num_targets,
                          data_.TrainingTargets(first * config_.batch, count * config_.batch));
-  const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
+  const LossTerms terms(1.0 / static_cast<double>(std::max<int64_t>(1, num_targets)),
+                        config_.z_loss);
   if (rank_.shards != nullptr) rank_.shards->BeginStep();
-  if (rank_.pipeline != nullptr) return ForwardBackwardInPipeline(first, count, loss_scale, loss);
+  if (rank_.pipeline != nullptr) return ForwardBackwardInPipeline(first, count, terms, loss);
   for (int64_t i = first; i < first + count; ++i) {
-    BURST_RETURN_IF_ERROR(
-        ForwardBackwardOne(i, loss_scale, loss, i == first, i + 1 == first + count));
+    BURST_RETURN_IF_ERROR(ForwardBackwardOne(i, terms, loss, i == first, i + 1 == first + count));
   }
   return absl::OkStatus();
 }
@@ -109,7 +109,7 @@ absl::Status StepRunner::ForwardBackward(int64_t first, int64_t count, const Ten
 // part of the gradients is added to what is there. `first` and `last`: whether it is the first or
 // the last of the micro-batches that are accumulated. In the last one, the reduction of loss and
 // gradients over ranks is enqueued as soon as they are complete, while the backward goes on.
-absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, double loss_scale,
+absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, const LossTerms& terms,
                                             const Tensor& loss, bool first, bool last) {
   BURST_ASSIGN_OR_RETURN(const Pipeline::MicroBatch own, MicroBatch(micro_batch));
   std::optional<ScopedPhase> phase(std::in_place, "forward");
@@ -119,8 +119,8 @@ absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, double loss_sca
     if (!status.ok()) tape.Fail(status);
   };
   const bool posts = last && rank_.gradients != nullptr;
-  const Variable part = rank_.model->Loss(tape, *rank_.attention, own.batch, loss_scale,
-                                          own.dropout, posts ? ready : nullptr);
+  const Variable part = rank_.model->Loss(tape, *rank_.attention, own.batch, terms, own.dropout,
+                                          posts ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
   if (first) {
     loss.ConvertFrom(part.value().View({1}));
@@ -135,12 +135,12 @@ absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, double loss_sca
 
 // The reductions begin when all gradients are complete, because the order of completion depends on
 // the stage.
-absl::Status StepRunner::ForwardBackwardInPipeline(int64_t first, int64_t count, double loss_scale,
-                                                   const Tensor& loss) {
+absl::Status StepRunner::ForwardBackwardInPipeline(int64_t first, int64_t count,
+                                                   const LossTerms& terms, const Tensor& loss) {
   const int64_t step = first / config_.accumulate;  // the step's number, or CanContinue's next step
   BURST_RETURN_IF_ERROR(rank_.pipeline->ForwardBackward(
       *rank_.model, *rank_.attention, static_cast<int>(count),
-      [&](int number) { return MicroBatch(first + number); }, loss_scale, loss,
+      [&](int number) { return MicroBatch(first + number); }, terms, loss,
       &ResultsOf(step).passes));
   BURST_RETURN_IF_ERROR(rank_.comm->PostAllReduceSum(loss));
   return rank_.gradients == nullptr ? absl::OkStatus()

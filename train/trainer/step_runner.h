@@ -69,9 +69,9 @@ class StepRunner {
   // device then computes their loss over all ranks, [1] float64: the mean over all targets of these
   // micro-batches.
   absl::Status ForwardBackward(int64_t first, int64_t count, const Tensor& loss);
-  absl::Status ForwardBackwardOne(int64_t micro_batch, double loss_scale, const Tensor& loss,
+  absl::Status ForwardBackwardOne(int64_t micro_batch, const LossTerms& terms, const Tensor& loss,
                                   bool first, bool last);
-  absl::Status ForwardBackwardInPipeline(int64_t first, int64_t count, double loss_scale,
+  absl::Status ForwardBackwardInPipeline(int64_t first, int64_t count, const LossTerms& terms,
                                          const Tensor& loss);
   // Returns this rank's part of a micro-batch, and the place of its dropout.
   absl::StatusOr<Pipeline::MicroBatch> MicroBatch(int64_t number);

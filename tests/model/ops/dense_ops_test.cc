@@ -74,7 +74,7 @@ struct LossCase {
   Tensor targets = Ints(target, {2, 5});
 };
 
-double NaiveLoss(const LossCase& c) {
+double NaiveLoss(const LossCase& c, const LossTerms& terms = 1) {
   const Values x = ValuesOf(c.x), weight = ValuesOf(c.weight);
   double loss = 0;
   for (int64_t t = 0; t < 10; ++t) {
@@ -84,12 +84,13 @@ double NaiveLoss(const LossCase& c) {
     for (int64_t v = 0; v < 11; ++v) {
       double logit = 0;
       for (int64_t j = 0; j < 6; ++j) logit += x[t * 6 + j] * weight[v * 6 + j];
+      if (terms.softcap > 0) logit = terms.softcap * std::tanh(logit / terms.softcap);
       sum += std::exp(logit);
       if (v == target) picked = logit;
     }
-    loss += std::log(sum) - picked;
+    loss += std::log(sum) - picked + terms.z * std::pow(std::log(sum), 2);
   }
-  return loss;
+  return terms.scale * loss;
 }
 
 TEST(CrossEntropy, ValuesAndGradientsForAnyChunk) {
@@ -103,6 +104,37 @@ TEST(CrossEntropy, ValuesAndGradientsForAnyChunk) {
       return {LinearCrossEntropy(tape, c.x, c.weight, c.targets, 0.125, chunk)};
     });
   }
+}
+
+// The kernels of GPUs compute the plain loss.
+TEST(CrossEntropy, SquaredLogsumexpAndSoftcap) {
+  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP();
+  const LossCase c;
+  for (const LossTerms& terms :
+       {LossTerms(0.125, 0.3), LossTerms(0.125, 0, 1.5), LossTerms(0.125, 0.3, 1.5)}) {
+    for (const int64_t chunk : {0, 3}) {
+      Tape tape(false);
+      const Variable loss = LinearCrossEntropy(tape, c.x, c.weight, c.targets, terms, chunk);
+      const double expected = NaiveLoss(c, terms);
+      EXPECT_NEAR(loss.value().ToVector<double>()[0], expected, 100 * kEps64 * expected);
+      CheckGradients({{"x", c.x}, {"weight", c.weight}}, [&](Tape& tape) -> std::vector<Variable> {
+        return {LinearCrossEntropy(tape, c.x, c.weight, c.targets, terms, chunk)};
+      });
+    }
+  }
+}
+
+TEST(SoftCap, ValuesAndGradients) {
+  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP();
+  const Variable x = Leaf(RandomTensor({3, 700}, 1, 4));
+  Tape tape(false);
+  const Values in = ValuesOf(x), out = ValuesOf(SoftCap(tape, x, 2.5));
+  for (size_t i = 0; i < in.size(); ++i) {
+    EXPECT_NEAR(out[i], 2.5 * std::tanh(in[i] / 2.5), 10 * kEps64);
+  }
+  const Variable small = Leaf(RandomTensor({2, 5}, 2, 3));
+  CheckGradients({{"x", small}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {SoftCap(tape, small, 2.5)}; });
 }
 
 TEST(CrossEntropy, IgnoredTokensGetNoGradient) {
