@@ -82,7 +82,7 @@ def small(command):
         return None
     given = words[words.index("--") + 1:] if "--" in words else words[words.index(label) + 1:]
     path, options = PROGRAMS[name]
-    if name in ("train", "plan") and "--model=DIR" not in given:
+    if name in ("train", "plan") and not {"--model=DIR", "--model=runs/chat"} & set(given):
         options = options + [TINY]
     if "--counts=1,2,4,8" in given:
         options = options + ["--seqlens=1024,2048"]
