@@ -32,6 +32,9 @@ constexpr EnumName<LinearPrecision> kFp8Recipes[] = {{LinearPrecision::kFloat8, 
                                                      {LinearPrecision::kFloat8Rows, "rowwise"},
                                                      {LinearPrecision::kFloat8Blocks, "blocks"}};
 
+constexpr EnumName<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"},
+                                                   {OptimizerKind::kMuon, "muon"}};
+
 constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAuto, "auto"},
                                                           {CheckpointFiles::kOne, "one"},
                                                           {CheckpointFiles::kRanks, "ranks"}};
@@ -53,6 +56,7 @@ const char* Name(CheckpointFiles files) { return NameOf(files, kCheckpointFiles)
 const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
 const char* Name(Precision precision) { return NameOf(precision, kPrecisions); }
 const char* Name(LinearPrecision recipe) { return NameOf(recipe, kFp8Recipes); }
+const char* Name(OptimizerKind optimizer) { return NameOf(optimizer, kOptimizers); }
 
 absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text) {
   return ParseName(text, kDevices);
@@ -74,6 +78,10 @@ absl::StatusOr<CommChoice> ParseComm(absl::string_view text) { return ParseName(
 
 absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
   return ParseName(text, kPrecisions);
+}
+
+absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view text) {
+  return ParseName(text, kOptimizers);
 }
 
 absl::StatusOr<LinearPrecision> ParseFp8Recipe(absl::string_view text) {

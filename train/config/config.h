@@ -34,6 +34,7 @@ namespace burst {
 enum class CommChoice { kAuto, kThreads, kTcp, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };             // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16, kFp8 };  // kAuto: bf16 on GPUs, fp32 on the CPU
+enum class OptimizerKind { kAdamW, kMuon };
 enum class Offload { kNone, kActivations, kOptimizer, kAll };  // what is in the host's memory
 inline bool OffloadsActivations(Offload offload) {
   return offload == Offload::kActivations || offload == Offload::kAll;
@@ -52,9 +53,11 @@ const char* Name(Offload offload);
 const char* Name(DeviceChoice device);
 const char* Name(Precision precision);
 const char* Name(LinearPrecision recipe);  // of fp8
+const char* Name(OptimizerKind optimizer);
 absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text);
 absl::StatusOr<CommChoice> ParseComm(absl::string_view text);
 absl::StatusOr<Precision> ParsePrecision(absl::string_view text);
+absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view text);
 absl::StatusOr<LinearPrecision> ParseFp8Recipe(absl::string_view text);
 absl::StatusOr<Offload> ParseOffload(absl::string_view text);
 absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text);
@@ -78,6 +81,8 @@ struct PlainOptions : LayerMemory {
   int64_t steps = -1;  // -1: as `tokens` or `epochs` say, else kDefaultSteps; then resolved
   int64_t tokens = 0;  // 0: as `steps` says
   double epochs = 0;   // 0: as `steps` says
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  double muon_momentum = 0.95;
   double weight_decay = 0.1;
   double beta1 = 0.9;
   double beta2 = 0.95;

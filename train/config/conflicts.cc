@@ -115,6 +115,13 @@ constexpr Side kGpuPrecision = {"precision", "--precision=tf32, bf16 or fp8", "a
                                   return c.given().precision != Precision::kAuto &&
                                          c.given().precision != Precision::kFp32;
                                 }};
+constexpr Side kMuon = {"optimizer", "--optimizer=muon", "adamw", "--device=cpu --optimizer=muon",
+                        [](const Config& c) { return c.optimizer == OptimizerKind::kMuon; }};
+constexpr Side kNotMuon = {"optimizer", "without --optimizer=muon", "muon", "",
+                           [](const Config& c) { return c.optimizer != OptimizerKind::kMuon; }};
+constexpr Side kMuonMomentum = {
+    "muon_momentum", "--muon_momentum", "0.95", "--muon_momentum=0.9",
+    [](const Config& c) { return c.muon_momentum != TrainConfig().muon_momentum; }};
 constexpr Side kZLoss = {"z_loss", "--z_loss", "0", "--device=cpu --z_loss=1e-4",
                          [](const Config& c) { return c.z_loss > 0; }};
 constexpr Side kLogitsSoftcap = {"model.logits_softcap", "--model.logits_softcap", "0",
@@ -223,6 +230,10 @@ constexpr TrainConflict kConflicts[] = {
     {kEpochs, kTokens, "both say how long the run is", kLeaveOut},
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
+    {kMuon, kGpu, "it runs on CPUs alone", "give adamw"},
+    {kMuon, kZero, "an update needs whole matrices", "give adamw"},
+    {kMuon, kTensorParallel, "an update needs whole matrices", "give adamw"},
+    {kMuonMomentum, kNotMuon, "AdamW has --beta1", kLeaveOut},
     {kZLoss, kGpu, "its kernel computes the plain loss", kLeaveOut},
     {kLogitsSoftcap, kGpu, "its kernel computes the plain loss", "give 0"},
     {kNccl, kCpu, "it connects GPUs", "give --device=cuda, or threads, tcp or mpi"},

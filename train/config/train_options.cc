@@ -169,6 +169,14 @@ void AddOptimizationOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Lower the learning rate as cosine, linear, constant, or wsd (stable, then linear over "
           "the last fifth).");
+  t->Add("optimizer", &c->optimizer, ParseOptimizer)
+      .Help(
+          "Update by adamw, or the layers' matrices by muon, with AdamW's learning rate, and the "
+          "rest by AdamW.");
+  t->Add("muon_momentum", &c->muon_momentum)
+      .Min(0)
+      .Below(1)
+      .Help("Set Muon's decay of the mean gradient.");
   t->Add("weight_decay", &c->weight_decay)
       .Min(0)
       .Help("Decay matrices and embeddings by AdamW's decoupled weight decay.");

@@ -74,12 +74,44 @@ void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, i
   });
 }
 
+// Updates a part of the state that begins at part.offset: `matrices` by Muon, the rest by AdamW.
+template <typename T>
+void UpdatePart(const cuda::AdamWUpdate& update, double number, double norm,
+                const std::vector<DecayRange>& decay, const std::vector<MuonMatrix>& matrices,
+                double momentum, const cuda::AdamWPart& part) {
+  const Coefficients<T> c(update, number, norm);
+  const MuonUpdate muon = {update.lr, momentum, 1 - update.lr * update.weight_decay, c.grad_scale};
+  const int64_t part_end = part.offset + part.m.numel();
+  T *const g = part.grads.data<T>(), *const p = part.masters.data<T>();
+  T *const m = part.m.data<T>(), *const v = part.v.data<T>();
+  int64_t at = part.offset;
+  const auto by_adamw = [&](int64_t end) {
+    const int64_t i = at - part.offset;
+    UpdateAll<T>(c, decay, at, end - at, g + i, p + i, m + i, v + i);
+  };
+  for (const MuonMatrix& matrix : matrices) {
+    if (matrix.begin < part.offset || matrix.begin >= part_end) continue;
+    BURST_CHECK_LE(matrix.end(), part_end);
+    by_adamw(matrix.begin);
+    const int64_t i = matrix.begin - part.offset;
+    UpdateByMuon<T>(muon, matrix, g + i, p + i, m + i);
+    at = matrix.end();
+  }
+  by_adamw(part_end);
+}
+
 // An update in progress. It is applied to one part of the state at a time.
 class BegunUpdate {
  public:
   BegunUpdate(const cuda::AdamWUpdate& update, DType dtype, const std::vector<DecayRange>& decay,
-              const Tensor& decay_bounds, const Tensor& loss_and_norm, const Tensor& updates)
-      : update_(update), decay_(decay), decay_bounds_(decay_bounds), loss_and_norm_(loss_and_norm) {
+              const std::vector<MuonMatrix>& matrices, double momentum, const Tensor& decay_bounds,
+              const Tensor& loss_and_norm, const Tensor& updates)
+      : update_(update),
+        decay_(decay),
+        matrices_(matrices),
+        momentum_(momentum),
+        decay_bounds_(decay_bounds),
+        loss_and_norm_(loss_and_norm) {
     if (updates.device() == DeviceType::kCuda) {
       coefficients_ = Tensor::Empty({cuda::kAdamWCoefficients}, dtype, DeviceType::kCuda);
       BURST_GPU_KERNEL(BeginAdamWStep, update, loss_and_norm, updates, coefficients_);
@@ -98,10 +130,7 @@ class BegunUpdate {
     }
     if (number_ == 0) return;
     DispatchFloat(part.m.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      UpdateAll<T>(Coefficients<T>(update_, number_, norm_), decay_, part.offset, part.m.numel(),
-                   part.grads.data<T>(), part.masters.data<T>(), part.m.data<T>(),
-                   part.v.data<T>());
+      UpdatePart<decltype(zero)>(update_, number_, norm_, decay_, matrices_, momentum_, part);
     });
     if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
   }
@@ -109,6 +138,8 @@ class BegunUpdate {
  private:
   const cuda::AdamWUpdate& update_;
   const std::vector<DecayRange>& decay_;
+  const std::vector<MuonMatrix>& matrices_;
+  const double momentum_;
   const Tensor &decay_bounds_, &loss_and_norm_;
   Tensor coefficients_;           // for a GPU
   double number_ = 0, norm_ = 0;  // for the CPU; 0 means that no update has begun
@@ -141,6 +172,17 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
 }
 
 AdamW::~AdamW() = default;
+
+void AdamW::UseMuon(std::vector<MuonMatrix> matrices, double momentum) {
+  BURST_CHECK(device_ == DeviceType::kCpu && stream_ == nullptr);
+  int64_t last = 0;
+  for (const MuonMatrix& matrix : matrices) {
+    BURST_CHECK(last <= matrix.begin && matrix.end() <= m_.numel());
+    last = matrix.end();
+  }
+  matrices_ = std::move(matrices);
+  momentum_ = momentum;
+}
 
 void AdamW::CheckParts(absl::Span<const Part> parts) const {
   int64_t n = 0;
@@ -180,7 +222,8 @@ void AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, doub
                           v_.Slice(0, offset, n), part.compute});
     offset += n;
   }
-  const BegunUpdate update(numbers, m_.dtype(), decay_, decay_bounds_, loss_and_norm, updates_);
+  const BegunUpdate update(numbers, m_.dtype(), decay_, matrices_, momentum_, decay_bounds_,
+                           loss_and_norm, updates_);
   const auto apply = [&](const cuda::AdamWPart& part) { update.Apply(part); };
   if (stream_ != nullptr) return stream_->Update(with_state, apply);
   for (const cuda::AdamWPart& part : with_state) apply(part);

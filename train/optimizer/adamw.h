@@ -8,6 +8,7 @@
 
 #include "absl/types/span.h"
 #include "burst/tensor/tensor.h"
+#include "train/optimizer/muon.h"
 
 namespace burst {
 
@@ -39,6 +40,11 @@ class AdamW {
         DeviceType device = DeviceType::kCpu, int64_t streamed = 0);
   ~AdamW();
 
+  // Updates these matrices by Muon from here on, instead of by AdamW. They are increasing and
+  // disjoint, each lies in one part, and weight decay applies to them. Their momentum is in
+  // first_moment(), and second_moment() stays 0 there. On the CPU.
+  void UseMuon(std::vector<MuonMatrix> matrices, double momentum);
+
   // The arrays that are updated, in consecutive parts of the state.
   struct Part {
     Tensor masters;  // [n]
@@ -64,6 +70,8 @@ class AdamW {
 
   const AdamWOptions options_;
   const std::vector<DecayRange> decay_;
+  std::vector<MuonMatrix> matrices_;
+  double momentum_ = 0;  // of matrices_
   const DeviceType device_;
   Tensor m_, v_;
   Tensor updates_;       // [1] float64, exact to 2^53: the host does not know which steps made one

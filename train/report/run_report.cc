@@ -114,8 +114,10 @@ std::string OfStep(const ResolvedConfig& config, int64_t sequences_per_epoch) {
 
 std::string Optimizer(const ResolvedConfig& config) {
   const LrSchedule& lr = config.lr;
-  return absl::StrFormat("AdamW, lr %g to %g (%s, %d steps of warm-up), decay %g, clip %g", lr.lr,
-                         lr.min_lr, Name(lr.shape), lr.warmup, config.weight_decay, config.clip);
+  const bool muon = config.optimizer == OptimizerKind::kMuon;
+  return absl::StrFormat("%s, lr %g to %g (%s, %d steps of warm-up), decay %g, clip %g",
+                         muon ? "Muon for matrices, else AdamW" : "AdamW", lr.lr, lr.min_lr,
+                         Name(lr.shape), lr.warmup, config.weight_decay, config.clip);
 }
 
 absl::StatusOr<RunFolder> OpenFolder(const TrainingSetup& setup) {

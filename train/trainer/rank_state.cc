@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/attention/exact_attention.h"
 #include "burst/attention/strategy.h"
@@ -38,6 +39,31 @@ std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   std::sort(ranges.begin(), ranges.end(),
             [](const DecayRange& a, const DecayRange& b) { return a.begin < b.begin; });
   return ranges;
+}
+
+// Returns the matrices of layers, which Muon updates. Queries, keys and values are three matrices,
+// and so are gate and up two.
+std::vector<MuonMatrix> MuonMatrices(const ParameterList& parameters, const ModelConfig& model) {
+  std::vector<MuonMatrix> matrices;
+  for (int i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i];
+    if (parameter.shape.size() != 2 || !absl::StartsWith(parameter.name, "layers.")) continue;
+    std::vector<int64_t> rows = {parameter.shape[0]};
+    if (absl::EndsWith(parameter.name, "attention.qkv.weight")) {
+      const int64_t kv = model.kv_heads * model.head_dim;
+      rows = {model.attention_channels(), kv, kv};
+    } else if (absl::EndsWith(parameter.name, "ffn.gate_up.weight")) {
+      rows = {model.ffn, model.ffn};
+    }
+    int64_t begin = parameters.PieceOf(i, parameters.sharding().rank).at;
+    for (const int64_t count : rows) {
+      matrices.push_back({begin, count, parameter.shape[1]});
+      begin = matrices.back().end();
+    }
+  }
+  std::sort(matrices.begin(), matrices.end(),
+            [](const MuonMatrix& a, const MuonMatrix& b) { return a.begin < b.begin; });
+  return matrices;
 }
 
 // Computes what offloaded activations need: the most tokens of a pass on any rank. The memory is
@@ -200,6 +226,9 @@ absl::Status RankState::MakeOptimizer() {
       AdamWOptions{config.beta1, config.beta2, config.eps, config.weight_decay},
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), config.device,
       OffloadsOptimizer(config.offload) ? StreamedElements(parameters.shard_numel()) : 0);
+  if (config.optimizer == OptimizerKind::kMuon) {
+    optimizer->UseMuon(MuonMatrices(parameters, model->config()), config.muon_momentum);
+  }
   return absl::OkStatus();
 }
 
