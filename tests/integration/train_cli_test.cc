@@ -396,6 +396,18 @@ TEST_F(TrainCli, PromptsAreLines) {
   }
   EXPECT_EQ(texts.size(), 3u);
 
+  // With ranks as processes, rank 0 reads and writes the lines.
+  const auto processes = [&](const std::string& file) {
+    return Subprocess({ProgramPath("tests/faults/launcher.sh"), "torchrun", "2", "5",
+                       ProgramPath("train/tools/generate"), base[0], base[1], base[2],
+                       "--prompts=" + file},
+                      {folder_})
+        .Wait();
+  };
+  EXPECT_EQ(processes("prompts.jsonl").out, expected);
+  ExpectError(processes("-"), 1, {"--prompts", "one process"});
+  EXPECT_TRUE(absl::StrContains(processes("none.jsonl").err, "none.jsonl"));
+
   Write("bad.jsonl", "\"line\"\n{\"prompt\": 1}\n");
   const Result bad = generate({"--prompts=bad.jsonl", "--ranks=2"});
   ExpectError(bad, 1, {"--prompts", "bad.jsonl: line 2", "a text 'prompt'"});

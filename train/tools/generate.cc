@@ -125,15 +125,12 @@ absl::StatusOr<PromptRules> FindRules(const GenerateConfig& c, const ModelSource
 }
 
 // Returns the prompt of --prompt or --prompt_file.
-absl::StatusOr<std::string> ReadPrompt(const GenerateConfig& c, bool one_process) {
+absl::StatusOr<std::string> ReadPrompt(const GenerateConfig& c) {
   if (c.prompt_file.empty()) return c.prompt;
   if (c.prompt_file != "-") {
     absl::StatusOr<std::string> text = ReadFile(ResolvePath(c.prompt_file));
     if (!text.ok()) return InvalidOption("prompt_file", text.status().message());
     return text;
-  }
-  if (!one_process) {
-    return InvalidOption("prompt_file", "- is read by one process; give a file that all ranks see");
   }
   std::string text, block(1 << 16, '\0');
   while (const size_t bytes = std::fread(block.data(), 1, block.size(), stdin)) {
@@ -295,10 +292,15 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
   BURST_ASSIGN_OR_RETURN(const ModelSource source, ModelSource::Find(c.model));
   BURST_ASSIGN_OR_RETURN(const Tokenizer tokenizer, source.FindTokenizer(c.model));
   BURST_ASSIGN_OR_RETURN(const PromptRules rules, FindRules(c, source, tokenizer));
+  for (const auto& [name, file] :
+       {std::pair{"prompt_file", c.prompt_file}, {"prompts", c.prompts}}) {
+    if (file != "-" || processes == nullptr) continue;
+    return InvalidOption(name, "- is read by one process; give a file that all ranks see");
+  }
   std::string prompt;
   std::vector<int32_t> tokens;
   if (c.prompts.empty()) {
-    BURST_ASSIGN_OR_RETURN(prompt, ReadPrompt(c, processes == nullptr));
+    BURST_ASSIGN_OR_RETURN(prompt, ReadPrompt(c));
     BURST_ASSIGN_OR_RETURN(tokens, TokensOfPrompt(prompt, source, tokenizer, rules));
   }
   if (processes != nullptr) {
