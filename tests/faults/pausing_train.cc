@@ -97,11 +97,11 @@ void WrapWait(RankProgress* object, const char* what, const char* channel, int p
 // The step whose state is being written while the following ones run.
 std::atomic<int64_t> saved_step{0};
 
-void RealTake(StateCopy*, const AdamW&) asm("__real__ZN5burst9StateCopy4TakeERKNS_5AdamWE");
-void WrapTake(StateCopy*, const AdamW&) asm("__wrap__ZN5burst9StateCopy4TakeERKNS_5AdamWE");
-void WrapTake(StateCopy* object, const AdamW& optimizer) {
+void RealTake(StateCopy*) asm("__real__ZN5burst9StateCopy4TakeEv");
+void WrapTake(StateCopy*) asm("__wrap__ZN5burst9StateCopy4TakeEv");
+void WrapTake(StateCopy* object) {
   saved_step.store(Step());
-  RealTake(object, optimizer);
+  RealTake(object);
 }
 
 absl::Status RealWrite(AtomicFile*, const void*,

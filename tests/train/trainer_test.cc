@@ -22,7 +22,9 @@
 #include "tests/testing/test_device.h"
 #include "tests/train/trainer_run.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/checkpoint_set.h"
 #include "train/checkpoint/kept_checkpoints.h"
+#include "train/huggingface/convert.h"
 #include "train/optimizer/adamw.h"
 #include "train/report/metrics.h"
 
@@ -69,6 +71,26 @@ class TrainerTest : public TrainerRunTest {
     const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", options.steps);
     EXPECT_EQ(log.status(), absl::OkStatus());
     return log->rows();
+  }
+
+  // Reads one matrix of a checkpoint, whose name has a prefix there.
+  static std::vector<double> ReadDown(const std::string& path, const std::string& prefix) {
+    const auto info = ReadCheckpointInfo(path);
+    const auto file = CheckpointReader::Open(path);
+    EXPECT_EQ(info.status(), absl::OkStatus());
+    EXPECT_EQ(file.status(), absl::OkStatus());
+    const auto parameters = Transformer::ParametersOf(info->model.WithDefaults());
+    EXPECT_EQ(parameters.status(), absl::OkStatus());
+    for (const Parameter& parameter : *parameters) {
+      if (parameter.name != "layers.0.ffn.down.weight") continue;
+      const Tensor whole = Tensor::Empty(parameter.full_shape, DType::kFloat32);
+      const CheckpointReader::Wanted wanted = {prefix + parameter.name, whole,
+                                               PartOfParameter(parameter, 0, whole.numel())};
+      EXPECT_EQ(file->Read({&wanted, 1}), absl::OkStatus());
+      return whole.ToVector<double>();
+    }
+    ADD_FAILURE() << "no such matrix";
+    return {};
   }
 
   static void ExpectSame(const std::vector<StepMetrics>& rows,
@@ -165,12 +187,15 @@ TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
 // A run in two parts sees the batches and takes the steps of an uninterrupted run.
 TEST_F(TrainerTest, ResumesWhereItStopped) {
   for (const char* kind : {"plain", "changed_scores", "muon"}) {
-    const bool muon = std::string(kind) == "muon";
-    if (muon && kTestDevice == DeviceType::kCuda) continue;  // Muon is the CPU's
+    const bool muon = std::string(kind) == "muon";  // with an average; both are the CPU's
+    if (muon && kTestDevice == DeviceType::kCuda) continue;
     TrainConfig options = Options(absl::StrCat("parts_", kind));
     options.schedule = LrShape::kConstant;
     options.steps = 7;
-    if (muon) options.optimizer = OptimizerKind::kMuon;
+    if (muon) {
+      options.optimizer = OptimizerKind::kMuon;
+      options.ema = 0.9;
+    }
     if (std::string(kind) == "changed_scores") {
       options.attention_dropout = 0.2;
       options.attention_softcap = 2;
@@ -187,6 +212,58 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
     whole.out = Options(absl::StrCat("whole_", kind)).out;
     whole.steps = 12;
     ExpectSame(Recorded(options), OneAtATime(whole));
+    if (muon) {
+      whole.out += "_saved";
+      EXPECT_EQ(WithTrainer(whole, train), absl::OkStatus());
+      EXPECT_EQ(ReadDown(CheckpointPath(options.out), kAveragePrefix),
+                ReadDown(CheckpointPath(whole.out), kAveragePrefix));
+    }
+  }
+}
+
+// The average of a checkpoint follows from the weights of every step's checkpoint.
+TEST_F(TrainerTest, AveragesTheWeights) {
+  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "the CPU's";
+  for (const int64_t zero : {0, 1}) {
+    TrainConfig options = Options(absl::StrCat("ema", zero));
+    options.ema = 0.75;
+    options.schedule = LrShape::kConstant;
+    options.steps = 4;
+    options.checkpoint_every = 1;
+    options.keep = 4;
+    options.zero = zero;
+    options.ranks = zero > 0 ? 2 : 1;
+    options.dp = options.ranks;
+    EXPECT_EQ(WithTrainer(options, [](Trainer& trainer) { return trainer.Train(); }),
+              absl::OkStatus());
+    std::vector<double> expected, largest;
+    for (int step = 1; step <= 4; ++step) {
+      const std::string path =
+          step == 4 ? CheckpointPath(options.out)
+                    : absl::StrCat(options.out, "/checkpoint-", step, ".safetensors");
+      const std::vector<double> weights = ReadDown(path, "");
+      if (step == 1) {
+        expected = weights;
+        largest.resize(weights.size());
+      }
+      for (size_t i = 0; i < expected.size(); ++i) {
+        expected[i] = 0.75 * expected[i] + 0.25 * weights[i];
+        largest[i] = std::max(largest[i], std::abs(weights[i]));
+      }
+    }
+    const std::vector<double> average = ReadDown(CheckpointPath(options.out), kAveragePrefix);
+    ASSERT_EQ(average.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(average[i], expected[i], 8 * 0x1p-24 * largest[i]) << i;  // two roundings a step
+    }
+    const std::string exported = options.out + "_exported", again = options.out + "_again";
+    ExportOptions how;
+    how.average = true;
+    EXPECT_EQ(ExportHuggingFace(CheckpointPath(options.out), exported, how), absl::OkStatus());
+    EXPECT_EQ(ImportHuggingFace(exported, again), absl::OkStatus());
+    EXPECT_EQ(ReadDown(CheckpointPath(again), ""), average);
+    EXPECT_EQ(ExportHuggingFace(CheckpointPath(again), exported + "_2", how).code(),
+              absl::StatusCode::kInvalidArgument);
   }
 }
 

@@ -188,10 +188,10 @@ TEST_F(ZeroCheckpoints, ASetIsTheSameWhoeverWritesAndReadsIt) {
                                 [&](const ParameterList& parameters, const AdamW& optimizer,
                                     int number, Communicator& comm) {
                                   StateCopy copy(
-                                      parameters,
+                                      parameters, optimizer,
                                       ShareOfState(parameters, number, writer.ranks,
                                                    comm.rank() % writer.parts, writer.parts));
-                                  copy.Take(optimizer);
+                                  copy.Take();
                                   int64_t own = 0;
                                   for (const StateRange& range : copy.ranges()) own += range.length;
                                   all += own;

@@ -166,10 +166,16 @@ absl::Status NotACheckpoint(absl::string_view why) {
   return absl::DataLossError(absl::StrCat("not a checkpoint of this program: ", why));
 }
 
+bool HasPrefix(const CheckpointReader& file, absl::string_view prefix) {
+  const std::vector<std::string> names = file.names();
+  return std::any_of(names.begin(), names.end(),
+                     [prefix](const std::string& name) { return absl::StartsWith(name, prefix); });
+}
+
 // Checks that the file's tensors can be those of the model and its optimizer. This comes before any
 // memory is allocated for them.
 absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const CheckpointReader& file) {
-  const int copies = weights_alone ? 1 : 3;
+  const int copies = weights_alone ? 1 : HasPrefix(file, kAveragePrefix) ? 4 : 3;
   const ModelConfig model = given.WithDefaults();
   const auto real = [](int64_t n) { return static_cast<double>(n); };
   const double elements = real(file.numel()), width = real(model.width);
@@ -188,11 +194,7 @@ absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const Check
 }
 
 // Returns whether the file lacks the optimizer's state.
-bool HoldsWeightsAlone(const CheckpointReader& file) {
-  const std::vector<std::string> names = file.names();
-  return std::none_of(names.begin(), names.end(),
-                      [](const std::string& name) { return absl::StartsWith(name, "adam."); });
-}
+bool HoldsWeightsAlone(const CheckpointReader& file) { return !HasPrefix(file, "adam."); }
 
 absl::Status ReadNumbers(const StringMap& metadata, bool weights_alone, CheckpointInfo* info) {
   constexpr int64_t kMost = int64_t{1} << 53, kMostTokens = int64_t{1} << 31;
@@ -282,9 +284,11 @@ absl::Status SaveDivided(const std::string& path, const CheckpointInfo& info,
                          Communicator* world) {
   std::vector<SafetensorsWriter::Entry> entries;
   for (const Parameter& p : parameters.all()) entries.push_back({p.name, "F32", p.full_shape});
+  const std::vector<AdamW::StateTensor> state = optimizer.state();
   for (const Parameter& p : parameters.all()) {
-    entries.push_back({"adam.m." + p.name, "F32", p.full_shape});
-    entries.push_back({"adam.v." + p.name, "F32", p.full_shape});
+    for (const auto& [prefix, flat] : state) {
+      entries.push_back({prefix + p.name, "F32", p.full_shape});
+    }
   }
   BURST_CHECK(parameters.master_dtype() == DType::kFloat32);
   std::optional<SafetensorsWriter> writer;
@@ -305,8 +309,8 @@ absl::Status SaveDivided(const std::string& path, const CheckpointInfo& info,
   }
   for (int i = 0; i < parameters.size(); ++i) {
     const ParameterPiece piece = parameters.PieceOf(i, parameters.sharding().rank);
-    for (const Tensor& moments : {optimizer.first_moment(), optimizer.second_moment()}) {
-      BURST_RETURN_IF_ERROR(send(i, moments.Slice(0, piece.at, piece.length)));
+    for (const auto& [prefix, flat] : state) {
+      BURST_RETURN_IF_ERROR(send(i, flat.Slice(0, piece.at, piece.length)));
     }
   }
   return writer.has_value() ? writer->Commit() : absl::OkStatus();
@@ -328,12 +332,11 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
     return absl::OkStatus();
   };
   const Tensor masters = parameters.masters().To(DeviceType::kCpu);
-  const Tensor m = optimizer.first_moment().To(DeviceType::kCpu);
-  const Tensor v = optimizer.second_moment().To(DeviceType::kCpu);
+  std::vector<AdamW::StateTensor> state = optimizer.state();
+  for (AdamW::StateTensor& tensor : state) tensor.flat = tensor.flat.To(DeviceType::kCpu);
   for (const Parameter& p : parameters.all()) BURST_RETURN_IF_ERROR(add("", p, masters));
   for (const Parameter& p : parameters.all()) {
-    BURST_RETURN_IF_ERROR(add("adam.m.", p, m));
-    BURST_RETURN_IF_ERROR(add("adam.v.", p, v));
+    for (const auto& [prefix, flat] : state) BURST_RETURN_IF_ERROR(add(prefix, p, flat));
   }
   if (group != nullptr && group->rank() > 0) return absl::OkStatus();
   return WriteSafetensors(path, tensors, Strings(info));
@@ -429,8 +432,7 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
       destinations.push_back({p.name, p, PartOf(parameters->masters(), p), all});
     }
     if (optimizer == nullptr) continue;
-    add_moment("adam.m.", i, optimizer->first_moment());
-    add_moment("adam.v.", i, optimizer->second_moment());
+    for (const auto& [prefix, flat] : optimizer->state()) add_moment(prefix, i, flat);
   }
   BURST_RETURN_IF_ERROR(ReadAll(file, parameters->master_dtype(), destinations));
   if (in_place) parameters->RoundMasters();

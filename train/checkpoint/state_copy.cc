@@ -15,15 +15,17 @@ std::vector<StateRange> OwnState(const ParameterList& parameters) {
   return ranges;
 }
 
-StateCopy::StateCopy(const ParameterList& parameters, std::vector<StateRange> ranges)
-    : parameters_(parameters), ranges_(std::move(ranges)) {
+StateCopy::StateCopy(const ParameterList& parameters, const AdamW& optimizer,
+                     std::vector<StateRange> ranges)
+    : parameters_(parameters), state_(optimizer.state()), ranges_(std::move(ranges)) {
   BURST_CHECK(parameters.master_dtype() == DType::kFloat32);
   for (const StateRange& range : ranges_) numel_ += range.length;
 }
 
 int64_t StateCopy::bytes() const {
   const bool masters_in_place = in_place() && parameters_.dtype() != parameters_.master_dtype();
-  const int copied = (masters_in_place ? 0 : 1) + (in_place() ? 0 : 2);
+  const int64_t copied =
+      (masters_in_place ? 0 : 1) + (in_place() ? 0 : static_cast<int64_t>(state_.size()));
   return copied * numel_ * static_cast<int64_t>(sizeof(float));
 }
 
@@ -31,7 +33,7 @@ void StateCopy::Reserve() {
   if (buffer_ == nullptr) buffer_ = std::make_unique<HostBuffer>(parameters_.device(), bytes());
 }
 
-void StateCopy::Take(const AdamW& optimizer) {
+void StateCopy::Take() {
   Reserve();
   SynchronizeDevice(parameters_.device());
   elements_.clear();
@@ -56,8 +58,7 @@ void StateCopy::Take(const AdamW& optimizer) {
     BURST_CHECK(range.length == 0 || (range.begin >= piece.begin &&
                                       range.begin + range.length <= piece.begin + piece.length));
     const int64_t at = piece.at + range.begin - piece.begin;
-    take(optimizer.first_moment().Slice(0, at, range.length));
-    take(optimizer.second_moment().Slice(0, at, range.length));
+    for (const AdamW::StateTensor& tensor : state_) take(tensor.flat.Slice(0, at, range.length));
   }
 }
 
@@ -71,8 +72,7 @@ std::vector<StateCopy::Part> StateCopy::parts() const {
   };
   for (size_t i = 0; i < ranges_.size(); ++i) add("", i);
   for (size_t i = 0; i < ranges_.size(); ++i) {
-    add("adam.m.", i);
-    add("adam.v.", i);
+    for (const AdamW::StateTensor& tensor : state_) add(tensor.prefix, i);
   }
   return parts;
 }

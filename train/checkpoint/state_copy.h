@@ -26,22 +26,24 @@ std::vector<StateRange> OwnState(const ParameterList& parameters);
 
 class StateCopy {
  public:
-  // `parameters`, whose masters are float32, must outlive the object; this rank has the ranges.
-  StateCopy(const ParameterList& parameters, std::vector<StateRange> ranges);
+  // `parameters`, whose masters are float32, and the optimizer must outlive the object; this rank
+  // has the ranges.
+  StateCopy(const ParameterList& parameters, const AdamW& optimizer,
+            std::vector<StateRange> ranges);
 
   // Takes bytes() of the host's memory, page-locked for a GPU's state, and keeps them. Ranks that
   // share a process call it before they wait for one another's kernels.
   void Reserve();
-  int64_t bytes() const;  // 12 bytes for each copied element
-  // Copies masters and moments as they are now. Waits for the device, and reserves memory if
-  // needed.
-  void Take(const AdamW& optimizer);
+  int64_t bytes() const;  // 12 bytes for each copied element, 16 with an average
+  // Copies masters and the optimizer's state as they are now. Waits for the device, and reserves
+  // memory if needed.
+  void Take();
   // Returns whether some parts() are the state itself. It must not be updated until they are
   // written.
   bool in_place() const { return parameters_.sharding().optimizer_on_host; }
 
   const std::vector<StateRange>& ranges() const { return ranges_; }
-  // In a checkpoint's order: the ranges' masters, then for each the first and the second moment.
+  // In a checkpoint's order: the ranges' masters, then for each the optimizer's state.
   struct Part {
     std::string name;      // "layers.0.ffn.up.weight", "adam.m.layers.0.ffn.up.weight"
     size_t range = 0;      // the range's index
@@ -55,6 +57,7 @@ class StateCopy {
 
  private:
   const ParameterList& parameters_;
+  const std::vector<AdamW::StateTensor> state_;
   const std::vector<StateRange> ranges_;
   int64_t numel_ = 0;  // the elements of all ranges
   std::unique_ptr<HostBuffer> buffer_;

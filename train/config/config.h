@@ -89,6 +89,7 @@ struct PlainOptions : LayerMemory {
   double eps = 1e-8;
   double clip = 1.0;  // 0: no clipping
   double z_loss = 0;  // LossTerms::z
+  double ema = 0;     // the decay of averaged weights; 0: none
   int64_t seed = 1;
 
   Offload offload = Offload::kNone;

@@ -122,6 +122,8 @@ constexpr Side kNotMuon = {"optimizer", "without --optimizer=muon", "muon", "",
 constexpr Side kMuonMomentum = {
     "muon_momentum", "--muon_momentum", "0.95", "--muon_momentum=0.9",
     [](const Config& c) { return c.muon_momentum != TrainConfig().muon_momentum; }};
+constexpr Side kEma = {"ema", "--ema", "0", "--device=cpu --ema=0.99",
+                       [](const Config& c) { return c.ema > 0; }};
 constexpr Side kZLoss = {"z_loss", "--z_loss", "0", "--device=cpu --z_loss=1e-4",
                          [](const Config& c) { return c.z_loss > 0; }};
 constexpr Side kLogitsSoftcap = {"model.logits_softcap", "--model.logits_softcap", "0",
@@ -230,6 +232,7 @@ constexpr TrainConflict kConflicts[] = {
     {kEpochs, kTokens, "both say how long the run is", kLeaveOut},
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
+    {kEma, kGpu, "it runs on CPUs alone", kLeaveOut},
     {kMuon, kGpu, "it runs on CPUs alone", "give adamw"},
     {kMuon, kZero, "an update needs whole matrices", "give adamw"},
     {kMuon, kTensorParallel, "an update needs whole matrices", "give adamw"},

@@ -187,6 +187,12 @@ void AddOptimizationOptions(TrainConfig* c, OptionTable* t) {
       .Help("Set AdamW's decay of the mean squared gradient.");
   t->Add("eps", &c->eps).Above(0).Help("Set AdamW's epsilon.");
   t->Add("clip", &c->clip).Min(0).MayChange().Help("Clip the norm of the gradient. 0: never.");
+  t->Add("ema", &c->ema)
+      .Min(0)
+      .Below(1)
+      .Help(
+          "Keep an average of the weights that decays by D a step, for //train:export --ema. 0: "
+          "none.");
   t->Add("z_loss", &c->z_loss)
       .Min(0)
       .Help("Add Z times the squared logsumexp of the logits to the loss of training.");

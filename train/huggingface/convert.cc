@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/status.h"
@@ -26,6 +27,7 @@
 #include "train/huggingface/export_tokenizer.h"
 #include "train/huggingface/pretrained.h"
 #include "train/huggingface/tensor_map.h"
+#include "train/optimizer/adamw.h"
 
 namespace burst {
 namespace {
@@ -96,11 +98,12 @@ std::vector<std::vector<Piece>> Files(std::vector<Piece> pieces, int64_t file_by
   return files;
 }
 
-// Reads parameters of a checkpoint. It keeps the parameters of the layer it read last, because
-// several pieces come from one layer.
+// Reads parameters of a checkpoint, whose names have a prefix there. It keeps the parameters of the
+// layer it read last, because several pieces come from one layer.
 class ParameterReader {
  public:
-  explicit ParameterReader(const CheckpointReader& checkpoint) : checkpoint_(checkpoint) {}
+  ParameterReader(const CheckpointReader& checkpoint, std::string prefix)
+      : checkpoint_(checkpoint), prefix_(std::move(prefix)) {}
 
   absl::StatusOr<Tensor> Read(const Parameter& parameter) {
     const std::string layer = parameter.name.substr(0, parameter.name.find('.', sizeof("layers.")));
@@ -109,7 +112,7 @@ class ParameterReader {
     Tensor& tensor = kept_[parameter.name];
     if (!tensor.null()) return tensor;
     tensor = Tensor::Empty(parameter.full_shape, DType::kFloat32);
-    const CheckpointReader::Wanted wanted = {parameter.name, tensor,
+    const CheckpointReader::Wanted wanted = {prefix_ + parameter.name, tensor,
                                              PartOfParameter(parameter, 0, tensor.numel())};
     BURST_RETURN_IF_ERROR(checkpoint_.Read({&wanted, 1}));
     return tensor;
@@ -117,6 +120,7 @@ class ParameterReader {
 
  private:
   const CheckpointReader& checkpoint_;
+  const std::string prefix_;
   std::string layer_;
   std::map<std::string, Tensor> kept_;
 };
@@ -256,6 +260,14 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
                                const ExportOptions& options) {
   BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(checkpoint));
   BURST_ASSIGN_OR_RETURN(const CheckpointReader file, CheckpointReader::Open(checkpoint));
+  const std::vector<std::string> names = file.names();
+  if (options.average && std::none_of(names.begin(), names.end(), [](const std::string& name) {
+        return absl::StartsWith(name, kAveragePrefix);
+      })) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ema: must be false for a run without --ema; got ", checkpoint,
+                     ", which has no average; leave it out"));
+  }
   const std::string companions = CompanionsOf(checkpoint);
   BURST_ASSIGN_OR_RETURN(
       const DTypeNames dtype,
@@ -279,7 +291,7 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
                          Transformer::ParametersOf(info.model.WithDefaults()));
   const std::vector<std::vector<Piece>> files =
       Files(Pieces(exported, parameters, dtype), options.file_bytes);
-  ParameterReader reader(file);
+  ParameterReader reader(file, options.average ? kAveragePrefix : "");
   nlohmann::json weight_map = nlohmann::json::object();
   int64_t total = 0;
   for (size_t i = 0; i < files.size(); ++i) {

@@ -17,14 +17,15 @@ absl::Status ImportHuggingFace(const std::string& directory, const std::string& 
                                const std::vector<std::string>& ignored = {});
 
 struct ExportOptions {
-  std::string dtype;  // the weights' dtype: float32, bfloat16, float16; empty: as imported, or
-                      // float32
+  std::string dtype;     // the weights' dtype: float32, bfloat16, float16; empty: as imported, or
+                         // float32
+  bool average = false;  // the averaged weights of --ema
   int64_t file_bytes = 5'000'000'000;  // the most bytes of tensors in a file, unless one is larger
 };
 
 // Makes the directory `out`, which transformers loads, from a checkpoint of any step.
-// InvalidArgument means that none of the families has the model, or that a number is beyond
-// float16. FailedPrecondition means that `out` holds a model.
+// InvalidArgument means that none of the families has the model, that the checkpoint has no
+// average, or that a number is beyond float16. FailedPrecondition means that `out` holds a model.
 absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
                                const ExportOptions& options);
 

@@ -123,6 +123,9 @@ class BegunUpdate {
     norm_ = *norm;
   }
 
+  // The update's number, from 1, on the CPU; 0: nothing is updated.
+  double number() const { return number_; }
+
   void Apply(const cuda::AdamWPart& part) const {
     if (!coefficients_.null()) {
       BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_, part);
@@ -144,6 +147,21 @@ class BegunUpdate {
   Tensor coefficients_;           // for a GPU
   double number_ = 0, norm_ = 0;  // for the CPU; 0 means that no update has begun
 };
+
+void UpdateAverage(double decay, const Tensor& weights, const Tensor& average) {
+  DispatchFloat(weights.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const T keep = static_cast<T>(decay), rest = static_cast<T>(1 - decay);
+    const T* const p = weights.data<T>();
+    T* const a = average.data<T>();
+    const int64_t n = weights.numel();
+    ParallelFor((n + kBlock - 1) / kBlock, 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first * kBlock; i < std::min(n, last * kBlock); ++i) {
+        a[i] = std::fma(keep, a[i], rest * p[i]);
+      }
+    });
+  });
+}
 
 }  // namespace
 
@@ -172,6 +190,18 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
 }
 
 AdamW::~AdamW() = default;
+
+void AdamW::KeepAverage(double decay) {
+  BURST_CHECK(device_ == DeviceType::kCpu && stream_ == nullptr);
+  average_decay_ = decay;
+  average_ = Tensor::Zeros({m_.numel()}, m_.dtype());
+}
+
+std::vector<AdamW::StateTensor> AdamW::state() const {
+  std::vector<StateTensor> all = {{"adam.m.", m_}, {"adam.v.", v_}};
+  if (!average_.null()) all.push_back({kAveragePrefix, average_});
+  return all;
+}
 
 void AdamW::UseMuon(std::vector<MuonMatrix> matrices, double momentum) {
   BURST_CHECK(device_ == DeviceType::kCpu && stream_ == nullptr);
@@ -224,7 +254,13 @@ void AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, doub
   }
   const BegunUpdate update(numbers, m_.dtype(), decay_, matrices_, momentum_, decay_bounds_,
                            loss_and_norm, updates_);
-  const auto apply = [&](const cuda::AdamWPart& part) { update.Apply(part); };
+  const auto apply = [&](const cuda::AdamWPart& part) {
+    update.Apply(part);
+    if (!average_.null() && update.number() > 0) {
+      UpdateAverage(update.number() == 1 ? 0 : average_decay_, part.masters,
+                    average_.Slice(0, part.offset, part.masters.numel()));
+    }
+  };
   if (stream_ != nullptr) return stream_->Update(with_state, apply);
   for (const cuda::AdamWPart& part : with_state) apply(part);
 }

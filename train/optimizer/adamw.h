@@ -25,6 +25,9 @@ struct DecayRange {
   int64_t end = 0;
 };
 
+// The prefix of averaged weights in a checkpoint.
+inline constexpr char kAveragePrefix[] = "ema.";
+
 class StateStream;  // train/optimizer/state_stream.h
 
 class AdamW {
@@ -45,6 +48,10 @@ class AdamW {
   // first_moment(), and second_moment() stays 0 there. On the CPU.
   void UseMuon(std::vector<MuonMatrix> matrices, double momentum);
 
+  // Keeps an average of the weights p from here on: after an update it becomes
+  // decay average + (1 - decay) p, and p after the first one. On the CPU.
+  void KeepAverage(double decay);
+
   // The arrays that are updated, in consecutive parts of the state.
   struct Part {
     Tensor masters;  // [n]
@@ -62,7 +69,13 @@ class AdamW {
   // The state: what a checkpoint holds.
   const Tensor& first_moment() const { return m_; }   // [numel]
   const Tensor& second_moment() const { return v_; }  // [numel]
-  int64_t updates() const;                            // waits for the device
+  // All of it, with the prefixes of the parameters' names in a checkpoint.
+  struct StateTensor {
+    const char* prefix;
+    Tensor flat;  // [numel]
+  };
+  std::vector<StateTensor> state() const;
+  int64_t updates() const;  // waits for the device
   void set_updates(int64_t updates) { updates_.Fill(static_cast<double>(updates)); }
 
  private:
@@ -72,6 +85,8 @@ class AdamW {
   const std::vector<DecayRange> decay_;
   std::vector<MuonMatrix> matrices_;
   double momentum_ = 0;  // of matrices_
+  double average_decay_ = 0;
+  Tensor average_;  // null: none is kept
   const DeviceType device_;
   Tensor m_, v_;
   Tensor updates_;       // [1] float64, exact to 2^53: the host does not know which steps made one

@@ -226,6 +226,7 @@ absl::Status RankState::MakeOptimizer() {
       AdamWOptions{config.beta1, config.beta2, config.eps, config.weight_decay},
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), config.device,
       OffloadsOptimizer(config.offload) ? StreamedElements(parameters.shard_numel()) : 0);
+  if (config.ema > 0) optimizer->KeepAverage(config.ema);
   if (config.optimizer == OptimizerKind::kMuon) {
     optimizer->UseMuon(MuonMatrices(parameters, model->config()), config.muon_momentum);
   }
@@ -255,7 +256,8 @@ absl::Status RankState::FinishGradients(const Tensor& norm) {
 
 bool RankState::IsFinite() const {
   const ParameterList& parameters = model->parameters();
-  std::vector<Tensor> state = {optimizer->first_moment(), optimizer->second_moment()};
+  std::vector<Tensor> state;
+  for (const AdamW::StateTensor& tensor : optimizer->state()) state.push_back(tensor.flat);
   for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
     state.push_back(parameters.MasterPiece(static_cast<int>(unit)));
   }

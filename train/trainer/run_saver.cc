@@ -29,10 +29,10 @@ RunSaver::RunSaver(const TrainingSetup& setup, Communicator* world, Communicator
   if (config_.checkpoint_sets) {
     const int parts = mesh.tensor, rank = mesh.rank_in_stage(world->rank());
     copy_ = std::make_unique<StateCopy>(
-        parameters,
+        parameters, optimizer,
         ShareOfState(parameters, rank / parts, mesh.stage_size() / parts, rank % parts, parts));
   } else if (world->rank() == 0 && tensor == nullptr && config_.zero == 0) {
-    copy_ = std::make_unique<StateCopy>(parameters, OwnState(parameters));
+    copy_ = std::make_unique<StateCopy>(parameters, optimizer, OwnState(parameters));
   }
 }
 
@@ -51,7 +51,7 @@ absl::Status RunSaver::Save(int64_t step, std::optional<double> val_loss) {
   if (config_.checkpoint_sets) return SaveSet(info);
   if (tensor_ != nullptr || config_.zero > 0) return SaveTogether(info);
   if (report_ == nullptr) return absl::OkStatus();
-  copy_->Take(optimizer_);
+  copy_->Take();
   saved_step_ = info.step;
   writing_.Start([this, info, rows = report_->folder().metrics().rows()] {
     return Keep(info, rows,
@@ -90,7 +90,7 @@ absl::Status RunSaver::SaveSet(const CheckpointInfo& info) {
   std::error_code error;
   if (!name.empty() && !std::filesystem::is_directory(set, error)) status = NotShared(set);
   BURST_RETURN_IF_ERROR(AgreeOrWait(status, world_));
-  copy_->Take(optimizer_);
+  copy_->Take();
   saved_step_ = info.step;
   set_ = {name, info, {}};
   if (report_ != nullptr) set_->rows = report_->folder().metrics().rows();
