@@ -51,7 +51,8 @@ absl::Status CheckStateFits(const TrainingSetup& setup) {
   // Other processes may be on other hosts, and ranks with --zero divide a copy.
   const bool copies = config.comm == CommKind::kThreads && config.zero == 0;
   const int64_t ranks = copies ? config.mesh.data * config.mesh.sequence : 1;
-  const double needed = kStateBytes * static_cast<double>(parameters) * static_cast<double>(ranks);
+  const double bytes = kStateBytes + (config.ema > 0 ? sizeof(float) : 0);  // with an average
+  const double needed = bytes * static_cast<double>(parameters) * static_cast<double>(ranks);
   const auto free = static_cast<double>(FreeHostMemory());
   if (needed <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(

@@ -73,6 +73,7 @@ absl::Status Trainer::OpenReport(bool verbose) {
   facts.step = step_;
   facts.sequences_per_epoch = steps_->sequences_per_epoch();
   facts.kept = model().parameters().kept_bytes();
+  if (config_.ema > 0) facts.kept.optimizer += rank_->optimizer->state().back().flat.size_bytes();
   facts.throughput.flops_per_token = model().TrainingFlopsPerToken(config_.seqlen);
   // All ranks measure their peak at once, on the cores that the run will use.
   BURST_RETURN_IF_ERROR(rank_->comm->Barrier());
