@@ -127,6 +127,38 @@ TEST_F(ExactTraining, HasTheSameBitsOnAnyRanks) {
   }
 }
 
+// Muon's updates of whole matrices, and the average of the weights, depend on the gradient alone. A
+// resumed run may have another number of ranks.
+TEST_F(ExactTraining, ByMuonHasTheSameBits) {
+  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "Muon is the CPU's";
+  for (const char* model : {kLlama, kGpt2}) {
+    TrainConfig options = Options();
+    options.model = model;
+    options.optimizer = OptimizerKind::kMuon;
+    options.ema = 0.9;
+    options.steps = 6;
+    options.eval_every = 3;
+    options.batch = 6;
+    options.ranks = 1;
+    const Results one = Train(options);
+    ASSERT_EQ(one.losses.size(), 6u);
+    options.ranks = -1;
+    for (const MeshOption& mesh : {MeshOption{1, 3, Layout::kStriped}, {3, 1}, {2, 2}}) {
+      SCOPED_TRACE(absl::StrCat(mesh.dp, " x ", mesh.sp, ", ", Name(mesh.layout)));
+      options.dp = mesh.dp;
+      options.sp = mesh.sp;
+      options.layout = mesh.layout;
+      EXPECT_TRUE(Train(options) == one);
+    }
+    options.steps = 3;
+    Train(options);
+    options.steps = 6;
+    options.dp = options.sp = 1;
+    options.resume = true;
+    EXPECT_TRUE(Train(options) == one);
+  }
+}
+
 // The balanced layout deals packed documents to ranks, with micro-batches, recomputation and a
 // window.
 TEST_F(ExactTraining, OfPackedDocumentsHasTheSameBits) {
