@@ -194,7 +194,7 @@ TEST_F(TokenizerCli, BadLinesAreLeftOut) {
     EXPECT_TRUE(absl::StrContains(result.out, error)) << result.out;
   }
   ExpectError(Train(train), 1, {"--data", error});  // the cache has the tokens of the other lines
-  // They are refused where there are no lines.
+  // Options for lines are refused with data that has no lines of JSON.
   for (const char* option : {"--bad_lines=skip", "--field=body"}) {
     const std::string name = std::string(option).substr(0, std::string(option).find('='));
     ExpectError(Train({option, "--steps=1"}), 1, {name, ".jsonl", "leave it out"});

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "burst/base/parallel.h"
-#include "burst/base/philox.h"
 #include "burst/tensor/tensor.h"
+#include "tests/testing/gradient_check.h"
 #include "train/optimizer/adamw.h"
 
 namespace burst {
@@ -18,13 +18,8 @@ namespace {
 
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-std::vector<double> Random(int64_t n, uint64_t stream) {
-  std::vector<double> values(n);
-  for (int64_t i = 0; i < n; ++i) {
-    const PhiloxCounter bits = Philox(1, stream, i);
-    values[i] = NormalFromBits(bits[0], bits[1])[0];
-  }
-  return values;
+std::vector<double> Random(int64_t n, int seed) {
+  return RandomTensor({n}, seed).ToVector<double>();
 }
 
 Matrix AsEigen(const std::vector<double>& values, int64_t rows, int64_t cols) {
@@ -52,7 +47,7 @@ std::vector<T> Orthogonalized(const std::vector<double>& x, int64_t rows, int64_
 TEST(Muon, MovesSingularValuesNearOne) {
   for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
            {24, 40}, {40, 24}, {32, 32}, {1, 17}, {17, 1}, {96, 200}}) {
-    const std::vector<double> x = Random(rows * cols, rows);
+    const std::vector<double> x = Random(rows * cols, static_cast<int>(rows));
     const Matrix expected = Expected(AsEigen(x, rows, cols));
     const std::vector<double> of_double = Orthogonalized<double>(x, rows, cols);
     const std::vector<float> of_float = Orthogonalized<float>(x, rows, cols);
