@@ -89,21 +89,9 @@ def ring_rows():
         for row in run["rows"]:
             if row["seqlen"] >= 131072:
                 entries.append(_of_scaling(row, run["mask"], 2))
-    four = load("scaling_4_h200")["runs"]
-    turns = [run for run in four if "programs of two commits" in run["command"]][0]["rows"]
-    compared = [run for run in four if run["command"] == "the same with comparison"][0]["rows"]
-    for row in compared:
-        same = [r["forward_backward_ms"] for r in turns
-                if (r["commit"], r["mask"], r["seqlen"]) == ("b07dabe", row["mask"], row["seqlen"])]
-        entries.append({
-            "gpus": 4, "tokens": row["seqlen"], "mask": row["mask"], "ms": mean(same),
-            "tflops": attention_flops(row["seqlen"], row["mask"]) / 4 / mean(same) / 1e9,
-            "exposed": 100 * row["forward_backward_exposed"],
-            "efficiency": 100 * row["forward_backward_efficiency"],
-        })
-    for run in four:
+    for run in load("scaling_4_h200")["runs"]:
         for row in run["rows"]:
-            if row["seqlen"] == 1048576:
+            if run.get("commit") == "2d636bb" or row["seqlen"] == 1048576:
                 entries.append(_of_scaling(row, run["mask"], 4))
     return sorted(entries, key=lambda e: (e["gpus"], e["mask"] != "full", e["tokens"]))
 
@@ -146,13 +134,16 @@ def long_steps():
         add("1.07B Llama", 131072, "causal", 2, memory, row["tokens_per_second"], row["GiB"], row["peer"])
     row = one(load("training_h200")["rows"], seqlen=262144)
     add("1.07B Llama", 262144, "causal", 2, "selective", row["tokens_per_second"], row["GiB"], row["peer"])
-    planned = [row for row in load("plan_h200")["rows"] if "--seqlen=524288" in row["options"]][0]
-    add("1.07B Llama", 524288, "causal", 4, "selective", planned["tokens_per_second"], planned["GiB"])
+    four = [row for row in load("long_training_4_h200")["rows"] if row["precision"] == "bf16"]
+    for row in four[:3]:
+        add(row["model"], row["tokens"], "causal", 4, "selective", row["tokens_per_second_a_gpu"], row["GiB"],
+            row.get("peer"))
     eight = [row for row in steps["rows"] if row["model"] == "llama, 8.03B parameters"]
     row = one(eight, seqlen=8192)
     add(LLAMA_8B, 8192, "causal", 1, "none; optimizer in the host", row["tokens_per_second"], None)
     planned = [row for row in load("plan_h200")["rows"] if row["from"] == "scaling_2_h200.json, 361f55a"][0]
     add(LLAMA_8B, 131072, "causal", 2, "selective; ZeRO-3", planned["tokens_per_second"], planned["GiB"])
+    add(LLAMA_8B, 131072, "causal", 4, "selective; ZeRO-3", four[3]["tokens_per_second_a_gpu"], four[3]["GiB"])
     row = one(eight, seqlen=786432)
     add(LLAMA_8B, 786432, "window 8,192", 1, "full; all in the host", row["tokens_per_second"], None)
     longest = load("long_training_2_h200")["longest"]

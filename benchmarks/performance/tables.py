@@ -68,6 +68,12 @@ def float8_long():
     rows = [["1.07B Llama", number(row["seqlen"]), number(row["gpus"]), number(row["fp8"]), number(row["bf16"]),
              number(row["torchao"]), number(row["pytorch_bf16"]),
              ratio(row["fp8"], max(row["torchao"], row["pytorch_bf16"]))] for row in load(FLOAT8)["long"]]
+    four = load("long_training_4_h200")["rows"]
+    for float8 in [row for row in four if row["precision"] == "fp8"]:
+        other = one(four, model=float8["model"], tokens=float8["tokens"], precision="bf16")
+        rows.append([float8["model"], number(float8["tokens"]), "4", number(float8["tokens_per_second_a_gpu"]),
+                     number(other["tokens_per_second_a_gpu"]), number(float8.get("peer")), number(other.get("peer")),
+                     ratio(float8["tokens_per_second_a_gpu"], float8.get("peer"))])
     return ["model", "tokens", "H200", "fp8", "bf16", "torchao", "PyTorch bf16", "fp8 to the best of PyTorch"], rows
 
 
@@ -307,17 +313,18 @@ def processes():
 
 
 def pytorch():
-    """burst.attention from PyTorch and its peers on two H200: forward and backward, 32 heads of 128."""
+    """burst.attention from PyTorch and its peers on H200s: forward and backward, 32 heads of 128."""
     rows = []
-    for tokens in (131072, 32768, 4096):
+    for gpus, tokens in ((4, 262144), (4, 131072), (4, 65536), (2, 131072), (2, 32768), (2, 4096)):
         for causal in (False, True):
-            row = one(load("pytorch_attention_2_h200")["rows"], case="ring", tokens=tokens, causal=causal)["both_ms"]
+            measured = load("pytorch_attention_%d_h200" % gpus)["rows"]
+            row = one(measured, case="ring", tokens=tokens, causal=causal)["both_ms"]
             digits = 0 if tokens > 100000 else (1 if tokens > 10000 else 2)
             peers = ("published", "ring-flash-attention", "torch context_parallel")
-            rows.append(["%s, %s" % (number(tokens), "causal" if causal else "full"), number(row["burst"], digits)]
+            rows.append([number(gpus), number(tokens), "causal" if causal else "full", number(row["burst"], digits)]
                         + [number(row.get(peer), digits) for peer in peers]
                         + [ratio(min(row[peer] for peer in peers if peer in row), row["burst"])])
-    return ["tokens, mask", "Burst, ms", "published BurstAttention, ms", "ring-flash-attention, ms",
+    return ["GPUs", "tokens", "mask", "Burst, ms", "published BurstAttention, ms", "ring-flash-attention, ms",
             "context_parallel, ms", "to the best peer"], rows
 
 
