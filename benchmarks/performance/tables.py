@@ -80,7 +80,7 @@ def float8_long():
 def long_training():
     rows = [[row["model"], number(row["tokens"]), row["mask"], number(row["gpus"]), row["memory"],
              number(row["rate"]), number(row["GiB"]), number(row["peer"]), ratio(row["rate"], row["peer"])]
-            for row in long_steps()]
+            for row in long_steps() if row["gpus"] != 2 or row["memory"] != "selective"]
     return ["model", "tokens", "mask", "H200", "recomputed; moved", "tokens/s a GPU", "GiB a GPU",
             "peer, tokens/s a GPU", "ratio"], rows
 
@@ -90,14 +90,17 @@ def published():
              row["settings"] + (" (computed)" if row.get("arithmetic") else ""), number(row["tokens_per_second"]),
              row["source"]]
             for row in load("published")["rows"]
-            if row["tokens"] not in (262144, 524288) and row.get("tokens_per_second")]
+            if row["tokens"] not in (262144, 524288) and row.get("tokens_per_second")
+            and (row["who"] != "NeMo" or row["tokens"] == 131072)]
     return ["who", "model", "tokens", "GPUs", "settings", "tokens/s a GPU", "source"], rows
 
 
 def ring():
+    """Attention over a ring, by the mask: the shortest lengths that fill GPUs, and the longest."""
+    shown = {2: (32768, 524288), 4: (65536, 262144, 1048576)}
     rows = [[number(row["gpus"]), row["mask"], number(row["tokens"]), number(row["ms"], 1), number(row["tflops"]),
              number(row["exposed"], 1), number(row["efficiency"])] for row in ring_rows()
-            if row["tokens"] >= 16384 * row["gpus"] and (row["mask"] == "causal" or row["tokens"] <= 65536)]
+            if row["tokens"] in shown[row["gpus"]] and (row["mask"] == "causal" or row["tokens"] <= 65536)]
     return ["GPUs", "mask", "tokens", "forward and backward, ms", "TFLOP/s a GPU", "exposed, %", "efficiency, %"], rows
 
 
