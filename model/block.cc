@@ -56,6 +56,7 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation ro
     : layer_(layer),
       head_dim_(scope.config.head_dim),
       rotates_(rotation == Rotation::kRope),
+      is_full_(scope.config.IsFull(layer)),
       heads_(scope.parallel.LocalCount(scope.config.heads)),
       kv_heads_(scope.parallel.LocalCount(scope.config.kv_heads)),
       qkv_(scope, "attention.qkv",
@@ -121,8 +122,8 @@ Variable SelfAttention::Heads(const ForwardPass& pass, const Variable& projected
   if (query_norm_.defined()) {
     qkv = RmsNormHeads(pass.tape, qkv, {query_norm_, heads}, {key_norm_, kv_heads}, norm_eps_);
   }
-  return rotates_ ? Rope(pass.tape, qkv, pass->rope, heads + kv_heads, pass->linear_precision)
-                  : qkv;
+  if (!rotates_) return qkv;
+  return Rope(pass.tape, qkv, pass->rope[is_full_], heads + kv_heads, pass->linear_precision);
 }
 
 Block::Block(const LayerScope& scope, int64_t layer) : layer_(layer) {

@@ -49,6 +49,7 @@ class SelfAttention {
   int64_t heads() const { return heads_; }        // this rank's
   int64_t kv_heads() const { return kv_heads_; }  // this rank's
   int64_t head_dim() const { return head_dim_; }
+  bool is_full() const { return is_full_; }
 
  private:
   // Heads as attention takes them, normalized and rotated. projected: [batch, length, channels].
@@ -57,6 +58,7 @@ class SelfAttention {
   const int64_t layer_;
   const int64_t head_dim_;
   const bool rotates_;
+  const bool is_full_;  // ModelConfig::IsFull
   const int64_t heads_, kv_heads_;
   ColumnParallelLinear qkv_;        // the query heads, then the KV heads' keys, then their values
   Variable query_norm_, key_norm_;  // [head_dim]; with qk_norm
@@ -94,6 +96,7 @@ class Block {
                              ResultUse use) const;
 
   int64_t layer() const { return layer_; }
+  bool is_full() const { return attention_->is_full(); }  // ModelConfig::IsFull
   const Normalization& attention_norm() const { return *attention_norm_; }
   const SelfAttention& attention() const { return *attention_; }
 

@@ -1,5 +1,6 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -37,6 +38,8 @@ void VisitFields(Config& config, Visitor visit) {
   visit("qk_norm", config.qk_norm);
   visit("rope_theta", config.rope_theta);
   visit("rope_scaling", config.rope_scaling);
+  visit("full_layers", config.full_layers);
+  visit("window_rope_theta", config.window_rope_theta);
   visit("norm_eps", config.norm_eps);
   visit("init_std", config.init_std);
 }
@@ -67,6 +70,25 @@ constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;  // tokens and positions a
 absl::Status CheckRange(absl::string_view key, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return absl::OkStatus();
   return Invalid(key, value, absl::StrCat("an integer from ", min, " to ", max));
+}
+
+// Checks the fields that say how layers differ.
+absl::Status CheckLayers(const ModelConfig& config) {
+  int64_t least = 0;
+  for (const int64_t layer : config.full_layers) {
+    if (layer < least || layer >= config.layers) {
+      return Invalid("full_layers", absl::StrCat("[", absl::StrJoin(config.full_layers, ","), "]"),
+                     absl::StrCat("increasing numbers from 0, below layers ", config.layers));
+    }
+    least = layer + 1;
+  }
+  const double theta = config.window_rope_theta;
+  if (theta == 0) return absl::OkStatus();
+  if (config.family == Family::kGpt2) {
+    return Invalid("window_rope_theta", theta, "0 for gpt2, which has no RoPE");
+  }
+  if (theta >= 1 && std::isfinite(theta)) return absl::OkStatus();
+  return Invalid("window_rope_theta", theta, "at least 1, or 0 for rope_theta");
 }
 
 ModelConfig Gpt2(int64_t layers, int64_t heads, int64_t width) {
@@ -139,6 +161,15 @@ struct FieldReader {
       return Invalid(key, value.dump(), "an integer below 2^31");
     }
     field = value.get<int64_t>();
+    return absl::OkStatus();
+  }
+  static absl::Status Read(const char* key, const nlohmann::json& value,
+                           std::vector<int64_t>& field) {
+    if (!value.is_array()) return Invalid(key, value.dump(), "a list of layers, from 0");
+    field.clear();
+    for (const nlohmann::json& element : value) {
+      BURST_RETURN_IF_ERROR(Read(key, element, field.emplace_back()));
+    }
     return absl::OkStatus();
   }
   static absl::Status Read(const char* key, const nlohmann::json& value, double& field) {
@@ -263,9 +294,19 @@ absl::Status ModelConfig::Validate() const {
   if (!(rope_theta >= 1 && std::isfinite(rope_theta))) {
     return Invalid("rope_theta", rope_theta, "at least 1");
   }
+  BURST_RETURN_IF_ERROR(CheckLayers(*this));
   if (!(norm_eps > 0 && norm_eps < 1)) return Invalid("norm_eps", norm_eps, "in (0, 1)");
   if (!(init_std >= 0 && init_std < 1)) return Invalid("init_std", init_std, "in [0, 1)");
   return absl::OkStatus();
+}
+
+bool ModelConfig::IsFull(int64_t layer) const {
+  return std::binary_search(full_layers.begin(), full_layers.end(), layer);
+}
+
+RopeAngles ModelConfig::AnglesOf(bool full) const {
+  return window_rope_theta > 0 && !full ? MakeRopeAngles(head_dim, window_rope_theta)
+                                        : MakeRopeAngles(head_dim, rope_theta, rope_scaling);
 }
 
 ModelConfig ModelConfig::WithDefaults() const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -48,6 +49,12 @@ struct ModelConfig {
   bool qk_norm = false;             // llama: RMSNorm of each query's and key's head before RoPE
   double rope_theta = 10000;
   RopeScaling rope_scaling;
+  // The numbers of the layers whose attention has no window, increasing. A run's window is for the
+  // other layers. Empty: for all layers.
+  std::vector<int64_t> full_layers;
+  // The base of RoPE, without scaling, in the layers that full_layers does not name (Gemma 3, arXiv
+  // 2503.19786). 0: rope_theta and rope_scaling are for all layers.
+  double window_rope_theta = 0;
   double norm_eps = 1e-5;
   // Standard deviation of the matrices' initial weights. A matrix that ends a branch of a layer has
   // 1 / sqrt(2 layers) of it. 0: sqrt(2 / (5 width)), SmallInit of Nguyen and Salazar (arXiv
@@ -59,6 +66,9 @@ struct ModelConfig {
   bool has_qkv_bias() const { return family == Family::kGpt2 || qkv_bias; }
   bool has_out_bias() const { return family == Family::kGpt2 || attention_out_bias; }
   bool has_ffn_bias() const { return family == Family::kGpt2 || ffn_bias; }
+  bool IsFull(int64_t layer) const;  // whether full_layers names it
+  // RoPE's angles in full_layers, or in the others. Needs WithDefaults.
+  RopeAngles AnglesOf(bool full) const;
   int64_t attention_channels() const { return heads * head_dim; }  // needs WithDefaults
 
   // InvalidArgument naming the field, its value and what would be valid. `vocab` and `context` may

@@ -50,8 +50,9 @@ bool KvCache::KeepsNext() const {
   return fewest - lengths_.begin() == (ranks_ == nullptr ? 0 : ranks_->rank());
 }
 
-CachedAttention KvCache::AttentionOfNext(int64_t n) const {
-  return CachedAttention(positions_, KeepsNext(), length_, n, window_, softcap_, device_, ranks_);
+CachedAttention KvCache::AttentionOfNext(int64_t n, bool full) const {
+  return CachedAttention(positions_, KeepsNext(), length_, n, full ? 0 : window_, softcap_, device_,
+                         ranks_);
 }
 
 KvCache::KeysAndValues KvCache::Append(int64_t layer, const Tensor& k, const Tensor& v) {

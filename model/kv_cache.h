@@ -36,8 +36,9 @@ class KvCache {
   // Whether this rank keeps the tokens that come next: it is the first one of those that have the
   // fewest.
   bool KeepsNext() const;
-  // Attention of the n tokens that come next; before Advance.
-  CachedAttention AttentionOfNext(int64_t n) const;
+  // Attention of the n tokens that come next, in the model's full_layers or in the others; before
+  // Advance.
+  CachedAttention AttentionOfNext(int64_t n, bool full) const;
 
   struct KeysAndValues {
     Tensor k, v;  // [batch, tokens of this rank, kv_heads, head_dim]

@@ -3,18 +3,44 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
 #include "model/ops/ops.h"
 
 namespace burst {
 
+const std::shared_ptr<const AttentionSchedule>& LayerSchedules::Of(bool is_full) const {
+  BURST_CHECK(!is_full || full != nullptr) << "no schedule for the model's full_layers";
+  return is_full ? full : windowed;
+}
+
+absl::StatusOr<LayerSchedules> MakeLayerSchedules(const ModelConfig& config,
+                                                  const SequenceParallelAttention& attention,
+                                                  int64_t seqlen, const Mask& mask) {
+  Sequences sequences(seqlen);
+  const Mask without_window = mask.WithoutWindow();
+  if (!config.full_layers.empty()) sequences.spread_by = without_window;
+  const auto make =
+      [&](const Mask& of) -> absl::StatusOr<std::shared_ptr<const AttentionSchedule>> {
+    BURST_ASSIGN_OR_RETURN(AttentionSchedule made, attention.Schedule(sequences, of));
+    return std::make_shared<const AttentionSchedule>(std::move(made));
+  };
+  LayerSchedules schedules;
+  BURST_ASSIGN_OR_RETURN(schedules.windowed, make(mask));
+  if (config.full_layers.empty()) return schedules;
+  BURST_ASSIGN_OR_RETURN(schedules.full, make(without_window));
+  return schedules;
+}
+
 ForwardPass ForwardPass::Of(const TokenChunk& chunk, Tape& other) const {
   auto own = std::make_shared<PassContext>(*context);
   own->chunks = nullptr;
-  if (own->rope != nullptr) {
-    const int64_t first = chunk.row * context->chunks->length + chunk.begin;
-    const int64_t count = chunk.rows * chunk.length;
-    own->rope = std::make_shared<const RopeTable>(
-        RopeTable{own->rope->cos.Slice(0, first, count), own->rope->sin.Slice(0, first, count)});
+  const int64_t first = chunk.row * context->chunks->length + chunk.begin;
+  const int64_t count = chunk.rows * chunk.length;
+  for (auto& rope : own->rope) {
+    if (rope == nullptr) continue;
+    rope = std::make_shared<const RopeTable>(
+        RopeTable{rope->cos.Slice(0, first, count), rope->sin.Slice(0, first, count)});
   }
   own->dropout.first_row += chunk.row;
   if (!own->global_positions.null()) {

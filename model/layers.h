@@ -6,6 +6,7 @@
 // exchanged.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,6 +27,28 @@ namespace burst {
 
 struct ForwardPass;
 
+// The schedules of the layers' attention: of layers with the run's window, and of the model's
+// full_layers. Both have one shard.
+struct LayerSchedules {
+  LayerSchedules() = default;
+  // `full` may be null for a model without full_layers.
+  LayerSchedules(std::shared_ptr<const AttentionSchedule> windowed,  // implicit: of all layers
+                 std::shared_ptr<const AttentionSchedule> full = nullptr)
+      : windowed(std::move(windowed)), full(std::move(full)) {}
+
+  // Returns the schedule of full_layers, or of the other layers. Checked: it is there.
+  const std::shared_ptr<const AttentionSchedule>& Of(bool is_full) const;
+  const TokenShard& shard() const { return windowed->shard(); }
+
+  std::shared_ptr<const AttentionSchedule> windowed, full;
+};
+
+// Makes the schedules of a sequence. `mask` has the run's window. A full layer costs more, so
+// Layout::kBalanced spreads the tokens by its mask.
+absl::StatusOr<LayerSchedules> MakeLayerSchedules(const ModelConfig& config,
+                                                  const SequenceParallelAttention& attention,
+                                                  int64_t seqlen, const Mask& mask);
+
 // Computes a layer's attention. qkv: [batch, length, heads + 2 kv_heads, head_dim]; result: [batch,
 // length, heads, head_dim]. Both have all heads, or those of `group`. sinks: [heads], or undefined.
 using AttendFunction =
@@ -43,7 +66,8 @@ struct PassContext {
   const TensorParallel* parallel = nullptr;
   std::shared_ptr<const TokenShard> shard = nullptr;
   AttendFunction attend = nullptr;
-  std::shared_ptr<const RopeTable> rope = nullptr;               // null: a gpt2 model
+  // RoPE's tables, by ModelConfig::IsFull of the layer. Null: a gpt2 model.
+  std::array<std::shared_ptr<const RopeTable>, 2> rope = {};
   LinearPrecision linear_precision = LinearPrecision::kTensors;  // of the layers' projections
   double dropout_rate = 0;
   DropoutKey dropout = {};

@@ -41,7 +41,7 @@ Transformer::TargetScore ScoreOf(const double* logits, int64_t vocab, int32_t ta
 
 SequenceBatch SequenceBatch::To(DeviceType device) const {
   return {tokens.To(device), positions.To(device), targets.null() ? Tensor() : targets.To(device),
-          schedule};
+          schedules};
 }
 
 absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
@@ -78,7 +78,7 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
       runner_(blocks_, first_parameter_, uses_, part_) {
   BURST_CHECK(part.runs() <= config.layers) << part.runs() << " runs of layers";
   if (config.family == Family::kLlama) {
-    rope_angles_ = MakeRopeAngles(config.head_dim, config.rope_theta, config.rope_scaling);
+    rope_angles_ = {config.AnglesOf(false), config.AnglesOf(true)};
   }
   const Shape table = {config.vocab, config.width};
   const ParameterSharding replicated = parallel.Replicated();
@@ -134,7 +134,7 @@ Variable Transformer::Hidden(const ForwardPass& pass, const SequenceBatch& batch
   on_backward(0, first_parameter_[0]);
   const Variable x =
       runner_.Run(pass, {0, config_.layers}, Embed(pass, batch.tokens, batch.positions),
-                  batch.schedule, fills_cache, ready);
+                  batch.schedules, fills_cache, ready);
   ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
   on_backward(first_parameter_.back(), parameters_.size());
   return FinalNorm(pass, x);
@@ -169,6 +169,14 @@ Variable Transformer::Embed(const ForwardPass& pass, const Tensor& tokens,
   return Dropout(pass.tape, x, pass.DropoutAt(kEmbeddingSite));
 }
 
+void Transformer::SetRope(const Tensor& positions, PassContext* context) const {
+  auto& [windowed, full] = context->rope;
+  full = MakeRopeTable(positions, rope_angles_[true], parameters_.dtype());
+  windowed = config_.window_rope_theta == 0
+                 ? full
+                 : MakeRopeTable(positions, rope_angles_[false], parameters_.dtype());
+}
+
 ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attention,
                                   const SequenceBatch& batch, const DropoutKey& dropout,
                                   KvCache* cache) const {
@@ -177,18 +185,18 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
   BURST_CHECK(!dropout.enabled || scores.dropout == config_.attention_dropout)
       << "the model drops " << config_.attention_dropout << " of the weights, attention "
       << scores.dropout;
-  const auto& schedule = batch.schedule;
+  const LayerSchedules schedules = batch.schedules;
   auto context = std::make_shared<PassContext>();
   context->parallel = &parallel_;
-  context->shard = std::shared_ptr<const TokenShard>(schedule, &schedule->shard());
-  if (schedule->exact() != nullptr && cache == nullptr) context->chunks = Chunks(batch);
+  context->shard = std::shared_ptr<const TokenShard>(schedules.windowed, &schedules.shard());
+  if (schedules.windowed->exact() != nullptr && cache == nullptr) context->chunks = Chunks(batch);
   context->linear_precision = runner_.plan().linear_precision;
   context->dropout_rate = config_.dropout;
   context->dropout = dropout;
   // A recomputation calls `attend` later, on its own tape.
-  context->attend = [this, &attention, schedule, cache](const ForwardPass& of, int64_t layer,
-                                                        const Variable& qkv, const Variable& sinks,
-                                                        const HeadGroup& group) {
+  context->attend = [this, &attention, schedules, cache](const ForwardPass& of, int64_t layer,
+                                                         const Variable& qkv, const Variable& sinks,
+                                                         const HeadGroup& group) {
     if (cache != nullptr) {
       const int64_t q = config_.heads, kv = config_.kv_heads;
       cache->Append(layer, qkv.value().Slice(2, q, kv), qkv.value().Slice(2, q + kv, kv));
@@ -197,13 +205,13 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
     const int64_t kv_heads = parallel_.LocalCount(config_.kv_heads) / group.count;
     const WeightDropout dropout = {AttentionDropoutSeed(of->dropout, layer), of->dropout.first_row,
                                    /*first_head=*/group.index * heads, of->dropout.enabled};
-    const TapeAttention with = {attention, schedule, dropout, sinks,
+    const TapeAttention with = {attention, schedules.Of(config_.IsFull(layer)), dropout, sinks,
                                 of->chunks == nullptr ? nullptr : of->chunks->chunk_done};
     return AttentionOp(of.tape, with, qkv, heads, kv_heads, of.kept_attention.get(), group);
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, context->shard, batch.positions);
-    context->rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
+    SetRope(positions, context.get());
   }
   if (dropout.enabled) {
     const std::vector<int32_t>& positions = parallel_.StreamPositions(*context->shard);
@@ -228,7 +236,7 @@ Variable Transformer::ForwardChunk(Tape& tape, SequenceParallelAttention& attent
   const Variable x =
       runner_.Run(pass, part_.Layers(config_.layers, chunk),
                   part_.IsFirst(chunk) ? Embed(pass, batch.tokens, batch.positions) : input,
-                  batch.schedule, /*fills_cache=*/false, /*ready=*/nullptr);
+                  batch.schedules, /*fills_cache=*/false, /*ready=*/nullptr);
   if (!part_.IsLast(chunk)) return x;
   ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
   const Variable loss =
@@ -239,7 +247,7 @@ Variable Transformer::ForwardChunk(Tape& tape, SequenceParallelAttention& attent
 
 Shape Transformer::StreamShape(const SequenceBatch& batch) const {
   const auto tokens =
-      static_cast<int64_t>(parallel_.StreamPositions(batch.schedule->shard()).size());
+      static_cast<int64_t>(parallel_.StreamPositions(batch.schedules.shard()).size());
   return {batch.tokens.dim(0), tokens, config_.width};
 }
 
@@ -247,7 +255,7 @@ Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
                            const SequenceBatch& batch, const LossTerms& terms,
                            const DropoutKey& dropout, const GradientsReady& ready) const {
   const Variable x = Hidden(tape, attention, batch, dropout, ready);
-  if (batch.schedule->exact() != nullptr) {
+  if (batch.schedules.windowed->exact() != nullptr) {
     return LossInChunks(tape, x, batch.targets, terms, Chunks(batch));
   }
   const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, OwnTerms(terms));
@@ -259,7 +267,7 @@ std::shared_ptr<const ChunkOptions> Transformer::Chunks(const SequenceBatch& bat
   auto chunks = std::make_shared<ChunkOptions>();
   chunks->batch = batch.tokens.dim(0);
   chunks->length = batch.tokens.dim(1);
-  const int64_t chunk = runner_.plan().exact.chunk, seqlen = batch.schedule->shard().seqlen();
+  const int64_t chunk = runner_.plan().exact.chunk, seqlen = batch.schedules.shard().seqlen();
   chunks->tokens = std::min(chunk, seqlen);
   chunks->rows = chunk / chunks->tokens;
   chunks->chunk_done = [this] { parameters_.AddGradsToSums(); };
@@ -323,7 +331,7 @@ absl::StatusOr<std::vector<Transformer::TargetScore>> Transformer::ScoreTargets(
 absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& attention,
                                                     const SequenceBatch& batch,
                                                     KvCache* cache) const {
-  const TokenShard& shard = batch.schedule->shard();
+  const TokenShard& shard = batch.schedules.shard();
   if (cache != nullptr) {
     BURST_CHECK(parallel_.ranks() == 1 && cache->length() == 0 &&
                 cache->batch() == batch.tokens.dim(0));
@@ -354,7 +362,8 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     positions.data<int32_t>()[i] = static_cast<int32_t>(start + i % n);
   }
   positions = positions.To(device());
-  const CachedAttention attention = cache.AttentionOfNext(n);
+  const std::array<CachedAttention, 2> attention = {cache.AttentionOfNext(n, /*full=*/false),
+                                                    cache.AttentionOfNext(n, /*full=*/true)};
   const int64_t kept = cache.KeepsNext() ? n : 0;  // tokens that this rank keeps
   absl::Status status;
   Tape tape(/*recording=*/false);
@@ -369,18 +378,16 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     const auto cached =
         cache.Append(layer, heads(q, kv).Slice(1, 0, kept), heads(q + kv, kv).Slice(1, 0, kept));
     if (status.ok()) {
-      const absl::StatusOr<Tensor> out = attention.Forward(
+      const absl::StatusOr<Tensor> out = attention[config_.IsFull(layer)].Forward(
           heads(0, q), cached.k, cached.v, sinks.defined() ? sinks.value() : Tensor());
       if (out.ok()) return Variable(*out);
       status = out.status();
     }
     return Variable(Tensor::Zeros({batch, n, q, config_.head_dim}, dtype(), device()));
   };
-  if (config_.family == Family::kLlama) {
-    context->rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
-  }
+  if (config_.family == Family::kLlama) SetRope(positions, context.get());
   const ForwardPass pass{tape, std::move(context)};
-  const SequenceBatch next{tokens.To(device()), positions, Tensor(), /*schedule=*/nullptr};
+  const SequenceBatch next{tokens.To(device()), positions, Tensor(), /*schedules=*/{}};
   const Variable x =
       Hidden(pass, next, /*fills_cache=*/true, /*ready=*/nullptr);  // [batch, n, width]
   BURST_RETURN_IF_ERROR(status);

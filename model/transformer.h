@@ -3,6 +3,7 @@
 // do.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,7 +33,7 @@ struct SequenceBatch {
   Tensor tokens;     // [batch, length] int32
   Tensor positions;  // [batch, length] int32: index within the token's document
   Tensor targets;  // [batch, length] int32: the next token; -1: no loss here. Null when not needed
-  std::shared_ptr<const AttentionSchedule> schedule;
+  LayerSchedules schedules;
 
   SequenceBatch To(DeviceType device) const;
 };
@@ -143,6 +144,8 @@ class Transformer {
                   const DropoutKey& dropout, const GradientsReady& ready = nullptr,
                   KvCache* cache = nullptr) const;
 
+  // Makes RoPE's tables of a pass.
+  void SetRope(const Tensor& positions, PassContext* context) const;
   Variable Embed(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions) const;
   Variable FinalNorm(const ForwardPass& pass, const Variable& x) const;
   // The chunks of an exact pass.
@@ -162,7 +165,7 @@ class Transformer {
   const ModelConfig config_;
   const TensorParallel parallel_;
   const PipelinePart part_;
-  RopeAngles rope_angles_;  // llama
+  std::array<RopeAngles, 2> rope_angles_;  // llama: by ModelConfig::IsFull
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]
   Variable position_embedding_;  // [context, width], gpt2

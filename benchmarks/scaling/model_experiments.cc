@@ -113,9 +113,8 @@ double PeakMiB(DeviceType device, int ranks) {
 // ---- Prefill.
 
 // Returns this rank's part of a batch of random tokens.
-SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
-                           std::shared_ptr<const AttentionSchedule> schedule) {
-  const std::vector<int32_t>& positions = schedule->shard().local_positions();
+SequenceBatch RandomPrompt(int64_t batch, int64_t vocab, const LayerSchedules& schedules) {
+  const std::vector<int32_t>& positions = schedules.shard().local_positions();
   const int64_t length = static_cast<int64_t>(positions.size());
   SequenceBatch prompt;
   prompt.tokens = Tensor::Empty({batch, length}, DType::kInt32);
@@ -126,7 +125,7 @@ SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
     prompt.tokens.data<int32_t>()[i] =
         static_cast<int32_t>(Philox(/*key=*/3, i / length, position)[0] % vocab);
   }
-  prompt.schedule = std::move(schedule);
+  prompt.schedules = schedules;
   return prompt;
 }
 
@@ -145,10 +144,10 @@ absl::Status MeasurePrefill(Method method, const ResolvedConfig& config, const M
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              parallel, StateSharding::ValuesAlone()));
   model->SetExecution(ChunksOf(config));
-  BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
-                         attention->Schedule(config.seqlen, config.AttentionMask()));
-  const SequenceBatch prompt = RandomPrompt(
-      config.batch, shape.vocab, std::make_shared<const AttentionSchedule>(std::move(schedule)));
+  BURST_ASSIGN_OR_RETURN(
+      const LayerSchedules schedules,
+      MakeLayerSchedules(shape, *attention, config.seqlen, config.AttentionMask()));
+  const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedules);
   std::vector<double> seconds;
   for (int64_t repeat = 0; repeat <= repeats; ++repeat) {  // the first one touches fresh memory
     BURST_RETURN_IF_ERROR(ResetPeak(config.device, comm));
@@ -182,14 +181,14 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              /*parallel=*/{}, StateSharding::ValuesAlone()));
   model->SetExecution(ChunksOf(config));
-  BURST_ASSIGN_OR_RETURN(AttentionSchedule made,
-                         attention->Schedule(config.seqlen, config.AttentionMask()));
-  const auto schedule = std::make_shared<const AttentionSchedule>(std::move(made));
-  const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedule).To(config.device);
+  BURST_ASSIGN_OR_RETURN(
+      const LayerSchedules schedules,
+      MakeLayerSchedules(shape, *attention, config.seqlen, config.AttentionMask()));
+  const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedules).To(config.device);
   std::optional<KvCache> cache;
   for (int repeat = 0; repeat < 2; ++repeat) {  // the first one touches fresh memory
     cache.emplace(shape, config.batch, config.dtype, config.window, config.device, &comm);
-    cache->Reserve(schedule->shard().local_length() + tokens / comm.world_size() + 2);
+    cache->Reserve(schedules.shard().local_length() + tokens / comm.world_size() + 2);
     BURST_RETURN_IF_ERROR(comm.Barrier());
     const Stopwatch stopwatch;
     BURST_RETURN_IF_ERROR(model->NextTokenLogits(*attention, prompt, &*cache).status());
@@ -207,7 +206,7 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
   }
   result->token_seconds = Median(seconds);
   const ModelConfig full = shape.WithDefaults();
-  const double cache_bytes = 2.0 * full.layers * config.batch * schedule->shard().local_length() *
+  const double cache_bytes = 2.0 * full.layers * config.batch * schedules.shard().local_length() *
                              full.kv_heads * full.head_dim * SizeOf(config.dtype);
   const double weight_bytes =
       static_cast<double>(model->parameters().numel()) * SizeOf(config.dtype);

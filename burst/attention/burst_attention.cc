@@ -88,13 +88,14 @@ absl::StatusOr<TokenShard> BurstAttention::QueryShard(const Sequences& sequences
                                                       const Mask& mask) const {
   if (sequences.positions.has_value()) return Shard(*sequences.positions);
   const int64_t seqlen = sequences.seqlen;
-  const IntervalMask* const intervals = mask.intervals();
+  const Mask spread = sequences.spread_by.value_or(mask);
+  const IntervalMask* const intervals = spread.intervals();
   const bool has_documents = intervals != nullptr && !intervals->documents.empty();
   const bool balanced = options_.layout == Layout::kBalanced && has_documents &&
                         !sequences.keys.has_value() && seqlen > 0 && seqlen < INT32_MAX;
   if (!balanced) return Shard(options_.layout, seqlen);
-  BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
-  return Shard(BalancedPositions(mask, seqlen, ranks_->size(), group_.size));
+  BURST_RETURN_IF_ERROR(spread.CheckForSequence(seqlen));
+  return Shard(BalancedPositions(spread, seqlen, ranks_->size(), group_.size));
 }
 
 absl::StatusOr<TokenShard> BurstAttention::Shard(Layout layout, int64_t seqlen) const {

@@ -146,8 +146,9 @@ absl::StatusOr<AttentionSchedule> ExactAttention::Schedule(const Sequences& sequ
     return absl::InvalidArgumentError(
         absl::StrCat("chunks of ", options_.chunk, " tokens do not divide ", seqlen));
   } else {
-    BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
-    positions = ChunkPositions(options_.layout, mask, seqlen, options_.chunk, ranks());
+    const Mask spread = sequences.spread_by.value_or(mask);
+    BURST_RETURN_IF_ERROR(spread.CheckForSequence(seqlen));
+    positions = ChunkPositions(options_.layout, spread, seqlen, options_.chunk, ranks());
   }
   BURST_ASSIGN_OR_RETURN(TokenShard shard, TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
                                                               ranks(), positions));

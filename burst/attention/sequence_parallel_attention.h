@@ -48,6 +48,9 @@ struct Sequences {
   int64_t seqlen = 0;
   std::optional<std::vector<std::vector<int32_t>>> positions;  // in place of seqlen
   std::optional<Keys> keys;                                    // set if they are another sequence
+  // The mask by which Layout::kBalanced spreads the tokens, so that schedules of several masks have
+  // one shard. Unset: the schedule's own mask.
+  std::optional<Mask> spread_by = std::nullopt;
 };
 
 class SequenceParallelAttention {

@@ -162,6 +162,12 @@ Mask Mask::WithDocuments(DocumentStarts documents) const {
   return Mask(std::move(mask));
 }
 
+Mask Mask::WithoutWindow() const {
+  IntervalMask mask = CopyIntervals();
+  mask.window = 0;
+  return Mask(std::move(mask));
+}
+
 Mask Mask::WithSpans(Spans spans) const {
   IntervalMask mask = CopyIntervals();
   mask.spans = std::move(spans);

@@ -160,14 +160,14 @@ void LayerRunner::SetPlan(const ExecutionPlan& plan, DeviceType device, int64_t 
 }
 
 Variable LayerRunner::Run(const ForwardPass& pass, const LayerRange& layers, Variable x,
-                          const std::shared_ptr<const AttentionSchedule>& schedule,
-                          bool fills_cache, const GradientsReady& ready) const {
+                          const LayerSchedules& schedules, bool fills_cache,
+                          const GradientsReady& ready) const {
   Context context;
   context.parts = plan_;
   if (fills_cache) context.parts.head_chunk = 0;
   context.ready = ready;
   if (plan_.recompute == Recompute::kSequence && pass.tape.recording()) {
-    context.recomputed = RecomputedPrefix(schedule);
+    context.recomputed = RecomputedPrefix(schedules);
   }
   const auto offloaded = std::make_shared<Offloaded>(blocks_.size());
   for (int64_t first = layers.begin; first < layers.end; first += plan_.recompute_segment) {
@@ -184,13 +184,17 @@ Variable LayerRunner::Run(const ForwardPass& pass, const LayerRange& layers, Var
   return x;
 }
 
-std::shared_ptr<const AttentionSchedule> LayerRunner::RecomputedPrefix(
-    const std::shared_ptr<const AttentionSchedule>& schedule) const {
-  if (prefix_of_ != schedule) {
-    prefix_ =
-        std::make_shared<const AttentionSchedule>(schedule->Prefix(schedule->shard().seqlen() / 2));
-    prefix_of_ = schedule;
+LayerSchedules LayerRunner::RecomputedPrefix(const LayerSchedules& schedules) const {
+  if (prefix_of_.windowed == schedules.windowed && prefix_of_.full == schedules.full) {
+    return prefix_;
   }
+  const auto half = [](const std::shared_ptr<const AttentionSchedule>& whole) {
+    return whole == nullptr ? nullptr
+                            : std::make_shared<const AttentionSchedule>(
+                                  whole->Prefix(whole->shard().seqlen() / 2));
+  };
+  prefix_ = {half(schedules.windowed), half(schedules.full)};
+  prefix_of_ = schedules;
   return prefix_;
 }
 
@@ -247,7 +251,9 @@ Variable LayerRunner::RunLayer(const ForwardPass& pass, const Context& context, 
   }
   if (plan_.KeepsAttention()) {
     *kept = std::make_shared<KeptAttention>();
-    (*kept)->again = context.recomputed;
+    if (context.recomputed.windowed != nullptr) {
+      (*kept)->again = context.recomputed.Of(block.is_full());
+    }
   }
   return RecomputeInBackward(
       pass.tape, x,

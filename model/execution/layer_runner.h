@@ -40,10 +40,10 @@ class LayerRunner {
   int64_t offload_bytes() const { return copies_ == nullptr ? 0 : copies_->host_bytes(); }
 
   // Runs layers [layers.begin, layers.end) on the residual stream x, [batch, length, width], and
-  // returns the stream after them. `schedule` is attention's; it may be null if nothing is
+  // returns the stream after them. `schedules` may be null if nothing is
   // recorded. With `fills_cache` attention takes all heads at once. `ready` may be null.
   Variable Run(const ForwardPass& pass, const LayerRange& layers, Variable x,
-               const std::shared_ptr<const AttentionSchedule>& schedule, bool fills_cache,
+               const LayerSchedules& schedules, bool fills_cache,
                const GradientsReady& ready) const;
 
  private:
@@ -52,7 +52,7 @@ class LayerRunner {
     LayerMemory parts;
     GradientsReady ready;
     // The tokens whose attention a recomputation computes again; null: none.
-    std::shared_ptr<const AttentionSchedule> recomputed;
+    LayerSchedules recomputed;
   };
   // The offloaded activations of a pass, by segment; null: the backward finds them on the device.
   using Offloaded = std::vector<std::unique_ptr<OffloadedLayer>>;
@@ -71,8 +71,7 @@ class LayerRunner {
   void Offload(Tape& tape, int64_t segment, const Variable& input,
                const std::shared_ptr<KeptAttention>& kept,
                const std::shared_ptr<Offloaded>& segments) const;
-  std::shared_ptr<const AttentionSchedule> RecomputedPrefix(
-      const std::shared_ptr<const AttentionSchedule>& schedule) const;
+  LayerSchedules RecomputedPrefix(const LayerSchedules& schedules) const;
 
   const std::vector<Block>& blocks_;
   const std::vector<int>& first_parameter_;
@@ -80,8 +79,8 @@ class LayerRunner {
   const PipelinePart& part_;
   ExecutionPlan plan_;
   std::unique_ptr<HostCopies> copies_;  // with plan_.offload, else null
-  // With kSequence: the schedule of the last pass, and the schedule of its earlier half.
-  mutable std::shared_ptr<const AttentionSchedule> prefix_, prefix_of_;
+  // With kSequence: the schedules of the last pass, and the schedules of its earlier half.
+  mutable LayerSchedules prefix_, prefix_of_;
 };
 
 }  // namespace burst

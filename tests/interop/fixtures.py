@@ -58,6 +58,9 @@ CONFIGS = {
     "mistral": transformers.MistralConfig(**_COMMON, sliding_window=5, head_dim=6),
     "phi3": transformers.Phi3Config(**_COMMON, sliding_window=5, pad_token_id=None),
     "qwen2": transformers.Qwen2Config(**{**_COMMON, "tie_word_embeddings": True}),
+    "qwen2_layers": transformers.Qwen2Config(
+        **_COMMON, use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
     "qwen3": transformers.Qwen3Config(
         **_COMMON, head_dim=8, rope_theta=50.0, rope_scaling=_YARN
     ),

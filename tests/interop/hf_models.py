@@ -78,7 +78,14 @@ CONFIGS = {
     "qwen2": lambda: transformers.Qwen2Config(**_QWEN2),
     "qwen2-tied": lambda: transformers.Qwen2Config(**{**_QWEN2, "tie_word_embeddings": True}),
     "qwen2-window": lambda: transformers.Qwen2Config(**{**_QWEN2, **_WINDOW}),
+    "qwen2-layers": lambda: transformers.Qwen2Config(
+        **{**_QWEN2, **_WINDOW, "max_window_layers": 2}
+    ),
     "qwen3": lambda: transformers.Qwen3Config(**{**_COMMON, "head_dim": 16}),
+    "qwen3-layers": lambda: transformers.Qwen3Config(
+        **{**_COMMON, **_WINDOW, "head_dim": 16},
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
     "qwen3-biases": lambda: transformers.Qwen3Config(
         **{**_COMMON, "head_dim": 8, "attention_bias": True}
     ),

@@ -45,11 +45,11 @@ absl::Status WriteLogits(const std::string& directory, const std::string& tokens
   }
   const Shape shape = {static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size())};
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create({}, nullptr));
-  BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
-                         attention->Schedule(shape[1], Mask::SlidingWindow(pretrained.window)));
+  BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
+                         MakeLayerSchedules(model->config(), *attention, shape[1],
+                                            Mask::SlidingWindow(pretrained.window)));
   const SequenceBatch batch = {Tensor::FromVector(tokens, shape, device),
-                               Tensor::FromVector(positions, shape, device), Tensor(),
-                               std::make_shared<AttentionSchedule>(std::move(schedule))};
+                               Tensor::FromVector(positions, shape, device), Tensor(), schedules};
   Tape tape(/*recording=*/false);
   const Variable logits = model->Logits(tape, *attention, batch);
   BURST_RETURN_IF_ERROR(tape.status());

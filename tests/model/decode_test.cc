@@ -57,6 +57,7 @@ TEST(Decode, EqualsForward) {
   ExpectDecodeEqualsForward(SmallLlama(false), 70, 0);  // past the cache's first capacity
   ExpectDecodeEqualsForward(SmallLlama(true), 20, 5);
   ExpectDecodeEqualsForward(SmallQwen(), 20, 5);
+  ExpectDecodeEqualsForward(SmallLayered(), 20, 5);
   ExpectDecodeEqualsForward(SmallGpt2(), 12, 0);
   for (const ModelConfig& config : ModelsOfChangedScores()) {
     ExpectDecodeEqualsForward(config, 12, 5);
@@ -125,12 +126,11 @@ void ExpectSharedCache(const ModelConfig& config, Layout layout, int ranks, int6
     options.layout = layout;
     options.scores.softcap = config.attention_softcap;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
-                           attention->Schedule(prompt, Mask::SlidingWindow(window)));
+    BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
+                           SchedulesOf(config, *attention, beginning, window));
     const auto own = MakeModel(config);
     KvCache cache(config, text.batch, DType::kFloat64, window, kTestDevice, &comm);
-    const SequenceBatch batch =
-        Cut(beginning, std::make_shared<AttentionSchedule>(std::move(schedule)));
+    const SequenceBatch batch = Cut(beginning, schedules);
     BURST_ASSIGN_OR_RETURN(const Tensor first, own->NextTokenLogits(*attention, batch, &cache));
     if (!first.null()) expect_equal(first, prompt - 1);
     for (const int64_t n : {1, 1, 3, 1, 2, 1}) {
@@ -159,6 +159,7 @@ TEST(Decode, RanksShareTheCache) {
     ExpectSharedCache(SmallLlama(false), layout, 2, 20, 0);
     ExpectSharedCache(SmallLlama(true), layout, 3, 70, 0);
     ExpectSharedCache(SmallQwen(), layout, 4, 11, 6);
+    ExpectSharedCache(SmallLayered(), layout, 3, 11, 6);
     ExpectSharedCache(SmallGpt2(), layout, 3, 3, 0);
     ExpectSharedCache(ModelsWithSinks()[0], layout, 3, 20, 0);
     if (kTestDevice == DeviceType::kCpu) {
@@ -191,10 +192,9 @@ void ExpectNextTokenLogits(const ModelConfig& config, Layout layout, int ranks) 
     BurstAttentionOptions options;
     options.layout = layout;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
-                           attention->Schedule(text.length, Mask::Causal()));
+    BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules, SchedulesOf(config, *attention, text));
     const auto own = MakeModel(config);
-    const SequenceBatch batch = Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
+    const SequenceBatch batch = Cut(text, schedules);
     BURST_ASSIGN_OR_RETURN(const Tensor result, own->NextTokenLogits(*attention, batch));
     if (!result.null()) logits[comm.rank()] = result.ToVector<double>();
     return absl::OkStatus();

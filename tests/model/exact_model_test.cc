@@ -33,6 +33,7 @@ struct Case {
   bool packed = false;
   Recompute recompute = Recompute::kNone;
   int64_t ffn_chunk = 0;
+  int64_t window = 0;
 };
 
 // Changes a model for the device. On a GPU the kernels for tensor cores take multiples of 8
@@ -62,7 +63,8 @@ std::vector<Case> Cases() {
           {"Gpt2WithDropout", SmallGpt2(0.2), false, Recompute::kFull},
           {"QwenWithSinks", WithSinks(SmallQwen()), true, Recompute::kSelective},
           {"Gpt2WithSinks", WithSinks(SmallGpt2(0.2)), false, Recompute::kFull},
-          {"Gpt2InChunks", SmallGpt2(0), true, Recompute::kNone, 10}};
+          {"Gpt2InChunks", SmallGpt2(0), true, Recompute::kNone, 10},
+          {"LayersOfTheirOwnWindows", SmallLayered(), true, Recompute::kFull, 0, /*window=*/9}};
 }
 
 // Returns four sequences: the first two of RandomText twice, with other positions of documents.
@@ -126,9 +128,9 @@ Results Exact(const Case& c, DType dtype, const Mesh& mesh, Layout layout) {
         model->SetExecution(plan);
         const int64_t rows = text.batch / mesh.data, first = mesh.data_rank(comm.rank()) * rows;
         const Text own = Rows(text, first, rows);
-        const SequenceBatch batch =
-            Cut(own, std::make_shared<AttentionSchedule>(*attention->Schedule(
-                         kLength, Mask::Causal().WithDocuments(own.documents))));
+        BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
+                               SchedulesOf(config, *attention, own, c.window));
+        const SequenceBatch batch = Cut(own, schedules);
         model->parameters().ZeroGrad();
         Tape tape;
         const Variable loss = model->Loss(tape, *attention, batch, 1.0 / tokens, Key(first));
@@ -150,7 +152,7 @@ Results Exact(const Case& c, DType dtype, const Mesh& mesh, Layout layout) {
 Results Plain(const Case& c, DType dtype) {
   const ModelConfig config = OnDevice(c.model);
   const Text text = LongText(c, config.vocab);
-  const SingleRank one(text);
+  const SingleRank one(text, c.window, config);
   const auto model = MakeModel(config, dtype);
   Tape tape;
   const Variable loss =

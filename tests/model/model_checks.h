@@ -17,7 +17,7 @@ namespace burst {
 using Values = std::vector<double>;
 
 inline Values Logits(const Transformer& model, const Text& text, int64_t window = 0) {
-  SingleRank single(text, window, ScoresOf(model.config()));
+  SingleRank single(text, window, model.config());
   Tape tape(/*recording=*/false);
   const Variable logits = model.Logits(tape, *single.attention, single.batch);
   EXPECT_TRUE(tape.status().ok()) << tape.status();

@@ -44,7 +44,7 @@ TEST(ModelConfig, ReadsEveryField) {
       R"({"family": "llama", "layers": 1, "width": 24, "heads": 6, "kv_heads": 3, "ffn": 40,
           "vocab": 100, "context": 7, "tied_embeddings": true, "dropout": 0.25,
           "attention_dropout": 0.125, "attention_softcap": 50, "attention_sinks": true,
-          "logits_softcap": 30,
+          "logits_softcap": 30, "full_layers": [0], "window_rope_theta": 300,
           "rope_theta": 500000, "norm_eps": 1e-6, "init_std": 0.03, "head_dim": 10,
           "qkv_bias": true, "attention_out_bias": true, "ffn_bias": true, "qk_norm": true,
           "rope_scaling": {"kind": "llama3", "factor": 8, "first_context": 8192, "low": 2}})");
@@ -63,6 +63,8 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_EQ(config->attention_softcap, 50);
   EXPECT_EQ(config->logits_softcap, 30);
   EXPECT_TRUE(config->attention_sinks);
+  EXPECT_EQ(config->full_layers, std::vector<int64_t>({0}));
+  EXPECT_EQ(config->window_rope_theta, 300);
   EXPECT_EQ(config->rope_theta, 500000);
   EXPECT_EQ(config->norm_eps, 1e-6);
   EXPECT_EQ(config->init_std, 0.03);
@@ -117,6 +119,14 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
            {With(R"("norm_eps": 0)"), "norm_eps: must be", "(0, 1)", "; got 0"},
            {With(R"("init_std": 1)"), "init_std: must be", "[0, 1)", "; got 1"},
            {With(R"("rope_theta": 0.5)"), "rope_theta: must be", "at least 1", "; got 0.5"},
+           {With(R"("full_layers": 1)"), "full_layers: must be", "a list", "; got 1"},
+           {With(R"("full_layers": [1, 0])"), "full_layers: must be", "increasing", "; got [1,0]"},
+           {With(R"("full_layers": [0, 99])"), "full_layers: must be", "below", "; got [0,99]"},
+           {With(R"("full_layers": ["a"])"), "full_layers: must be", "integer", "; got \"a\""},
+           {With(R"("window_rope_theta": 0.5)"), "window_rope_theta: must be", "0 for gpt2",
+            "; got 0.5"},
+           {R"({"layers": 1, "width": 4, "heads": 2, "window_rope_theta": 0.5})",
+            "window_rope_theta: must be", "at least 1", "; got 0.5"},
            {With(R"("family": "bert")"), "'family' twice", "JSON object"},
            {R"({"family": "bert"})", "family: must be", "\"llama\" or \"gpt2\"", "; got \"bert\""},
            {With(R"("hidden": 3)"), "\"hidden\"", "kv_heads"},

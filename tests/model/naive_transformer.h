@@ -1,6 +1,7 @@
 // A Transformer's forward written without the library.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -25,9 +26,15 @@ class NaiveTransformer {
   using WeightFactor =
       std::function<double(int64_t layer, int64_t row, int64_t head, int64_t query, int64_t key)>;
   // mask(site): the factors [batch, length, width] that dropout applies at a site; none by default.
+  // window: keys that a query sees in layers that full_layers does not name; 0: all before it.
   NaiveTransformer(const Transformer& model, const Text& text,
-                   std::function<Values(int64_t)> mask = nullptr, WeightFactor weight = nullptr)
-      : config_(model.config()), text_(text), mask_(std::move(mask)), weight_(std::move(weight)) {
+                   std::function<Values(int64_t)> mask = nullptr, WeightFactor weight = nullptr,
+                   int64_t window = 0)
+      : config_(model.config()),
+        text_(text),
+        mask_(std::move(mask)),
+        weight_(std::move(weight)),
+        window_(window) {
     for (const Parameter& parameter : model.parameters().all()) {
       parameters_[parameter.name] = parameter.variable.value().ToVector<double>();
     }
@@ -115,9 +122,16 @@ class NaiveTransformer {
     return y;
   }
 
-  void Turn(Values& x, int32_t position) {  // RoPE, as complex products
+  bool IsFull(int64_t layer) const {
+    const std::vector<int64_t>& full = config_.full_layers;
+    return std::find(full.begin(), full.end(), layer) != full.end();
+  }
+
+  void Turn(Values& x, int32_t position, int64_t layer) {  // RoPE, as complex products
     const int64_t d = head_dim();
-    const RopeAngles angles = MakeRopeAngles(d, config_.rope_theta, config_.rope_scaling);
+    const RopeAngles angles = config_.window_rope_theta > 0 && !IsFull(layer)
+                                  ? MakeRopeAngles(d, config_.window_rope_theta)
+                                  : MakeRopeAngles(d, config_.rope_theta, config_.rope_scaling);
     for (size_t head = 0; head < x.size() / d; ++head) {
       for (int64_t i = 0; i < d / 2; ++i) {
         const double angle = position * angles.frequencies[i];
@@ -143,8 +157,8 @@ class NaiveTransformer {
       v.emplace_back(values, qkv.end());
       NormHeads(prefix + "attention.q_norm", q[t]);
       NormHeads(prefix + "attention.k_norm", k[t]);
-      if (!gpt2()) Turn(q[t], Position(row, t));
-      if (!gpt2()) Turn(k[t], Position(row, t));
+      if (!gpt2()) Turn(q[t], Position(row, t), layer);
+      if (!gpt2()) Turn(k[t], Position(row, t), layer);
     }
     const int64_t d = head_dim();
     for (int64_t t = 0; t < text_.length; ++t) {
@@ -156,7 +170,9 @@ class NaiveTransformer {
         if (config_.attention_sinks) {
           total = std::exp(parameters_[prefix + "attention.sinks"][head]);
         }
-        for (int64_t s = t - Position(row, t); s <= t; ++s) {  // from the document's start
+        int64_t first = t - Position(row, t);  // the document's start
+        if (window_ > 0 && !IsFull(layer)) first = std::max(first, t - window_ + 1);
+        for (int64_t s = first; s <= t; ++s) {
           double score = 0;
           for (int64_t i = 0; i < d; ++i) score += q[t][head * d + i] * k[s][kv_head * d + i];
           score /= std::sqrt(double(d));
@@ -167,8 +183,7 @@ class NaiveTransformer {
         }
         for (size_t j = 0; j < weights.size(); ++j) {
           for (int64_t i = 0; i < d; ++i) {
-            attended[head * d + i] +=
-                weights[j] / total * v[t - Position(row, t) + j][kv_head * d + i];
+            attended[head * d + i] += weights[j] / total * v[first + j][kv_head * d + i];
           }
         }
       }
@@ -192,6 +207,7 @@ class NaiveTransformer {
   const Text& text_;
   const std::function<Values(int64_t)> mask_;
   const WeightFactor weight_;
+  const int64_t window_;
   std::map<std::string, Values> parameters_;
 };
 

@@ -112,10 +112,12 @@ struct Ranks {
   int per_node = 0;  // a double ring
   int64_t length = 24;
   enum { kNo, kTp, kTpSp } tensor_parallel = kNo;
+  int64_t window = 0;  // of the first of three layers
 };
 
 absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Communicator& comm) {
-  const ModelConfig config = ModelOfChangedScores(family);
+  ModelConfig config = ModelOfChangedScores(family);
+  if (ranks.window > 0) config.full_layers = {1, 2};
   BurstAttentionOptions options;
   options.scores = ScoresOf(config);
   options.ranks_per_node = ranks.per_node;
@@ -129,10 +131,9 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   BURST_ASSIGN_OR_RETURN(const auto model,
                          Transformer::Create(config, dtype, /*seed=*/3, kTestDevice, parallel));
   const Text text = RandomText(/*vocab=*/13, /*packed=*/ranks.length > 5, ranks.length);
-  BURST_ASSIGN_OR_RETURN(
-      AttentionSchedule schedule,
-      attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
-  const SequenceBatch batch = Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
+  BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
+                         SchedulesOf(config, *attention, text, ranks.window));
+  const SequenceBatch batch = Cut(text, schedules);
   BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
     SCOPED_TRACE(Name(recompute));
@@ -257,6 +258,7 @@ TEST(Recompute, LossAndGradientsAreTheSameBits) {
   if (kTestDevice == DeviceType::kCuda) dtypes = {DType::kBFloat16, DType::kFloat32};
   const Ranks cases[] = {{Strategy::kSingle, 1},
                          {Strategy::kBurst, 2},
+                         {Strategy::kBurst, 2, 1, 0, 24, Ranks::kNo, /*window=*/7},
                          {Strategy::kRing, 2},
                          {Strategy::kBurst, 4, 1, /*per_node=*/2},
                          {Strategy::kUlysses, 2},
@@ -291,10 +293,8 @@ TEST(Recompute, OfHalfOfTheSequenceSendsHalfAgain) {
       const ModelConfig config = Model(Family::kLlama);
       const auto model = MakeModel(config);
       const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/24);
-      BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
-                             attention->Schedule(text.length, Mask::Causal()));
-      const SequenceBatch batch =
-          Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
+      BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules, SchedulesOf(config, *attention, text));
+      const SequenceBatch batch = Cut(text, schedules);
       BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
       BURST_ASSIGN_OR_RETURN(const Step late,
                              TakeStep({Recompute::kSequence}, *attention, batch, *model));

@@ -47,6 +47,16 @@ inline ModelConfig SmallQwen(bool tied = false) {
   return config;
 }
 
+// Returns a model whose middle layer has full attention. The other layers have a run's window and
+// a RoPE base of their own.
+inline ModelConfig SmallLayered() {
+  ModelConfig config = SmallQwen();
+  config.layers = 3;
+  config.full_layers = {1};
+  config.window_rope_theta = 50;
+  return config;
+}
+
 inline ModelConfig SmallGpt2(double dropout = 0) {
   ModelConfig config;
   config.family = Family::kGpt2;
@@ -119,8 +129,8 @@ inline Text RandomText(int64_t vocab, bool packed, int64_t length = 9) {
 }
 
 // Returns the part of the text at `positions` of the sequence.
-inline SequenceBatch Cut(const Text& text, std::shared_ptr<const AttentionSchedule> schedule) {
-  const std::vector<int32_t>& positions = schedule->shard().local_positions();
+inline SequenceBatch Cut(const Text& text, const LayerSchedules& schedules) {
+  const std::vector<int32_t>& positions = schedules.shard().local_positions();
   const int64_t length = static_cast<int64_t>(positions.size());
   const auto cut = [&](const std::vector<int32_t>& all) {
     std::vector<int32_t> part;
@@ -129,7 +139,7 @@ inline SequenceBatch Cut(const Text& text, std::shared_ptr<const AttentionSchedu
     }
     return Tensor::FromVector(part, {text.batch, length}, kTestDevice);
   };
-  return {cut(text.tokens), cut(text.positions), cut(text.targets), std::move(schedule)};
+  return {cut(text.tokens), cut(text.positions), cut(text.targets), schedules};
 }
 
 // Returns the options of a model's attention.
@@ -137,13 +147,20 @@ inline ScoreOptions ScoresOf(const ModelConfig& config) {
   return {config.attention_softcap, {}, config.attention_dropout};
 }
 
+// Returns the schedules of a model's layers for the text.
+inline absl::StatusOr<LayerSchedules> SchedulesOf(const ModelConfig& config,
+                                                  const SequenceParallelAttention& attention,
+                                                  const Text& text, int64_t window = 0) {
+  return MakeLayerSchedules(config, attention, text.length,
+                            Mask::SlidingWindow(window).WithDocuments(text.documents));
+}
+
 struct SingleRank {
-  explicit SingleRank(const Text& text, int64_t window = 0, const ScoreOptions& scores = {}) {
+  explicit SingleRank(const Text& text, int64_t window = 0, const ModelConfig& config = {}) {
     BurstAttentionOptions options;
-    options.scores = scores;
+    options.scores = ScoresOf(config);
     attention = *BurstAttention::Create(options, nullptr);
-    batch = Cut(text, std::make_shared<AttentionSchedule>(*attention->Schedule(
-                          text.length, Mask::SlidingWindow(window).WithDocuments(text.documents))));
+    batch = Cut(text, *SchedulesOf(config, *attention, text, window));
   }
   std::unique_ptr<BurstAttention> attention;
   SequenceBatch batch;

@@ -59,10 +59,9 @@ absl::StatusOr<Part> MakePart(bool spread, Layout layout, const Transformer& who
   const TensorParallel parallel(comm, spread);
   BURST_ASSIGN_OR_RETURN(part.attention, CreateAttention(Strategy::kSingle, options, 1, nullptr,
                                                          {comm->world_size(), comm->rank()}));
-  BURST_ASSIGN_OR_RETURN(
-      AttentionSchedule schedule,
-      part.attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
-  part.batch = Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
+  BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
+                         SchedulesOf(whole.config(), *part.attention, text));
+  part.batch = Cut(text, schedules);
   BURST_ASSIGN_OR_RETURN(part.model, Transformer::Create(whole.config(), whole.dtype(), /*seed=*/3,
                                                          kTestDevice, parallel));
   for (int i = 0; i < whole.parameters().size(); ++i) {

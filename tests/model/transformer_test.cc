@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -62,6 +63,19 @@ TEST(Transformer, QwenEqualsNaive) {
   }
 }
 
+TEST(Transformer, LayersOfTheirOwnWindowsAndBasesEqualNaive) {
+  const ModelConfig config = SmallLayered();
+  const auto model = MakeModel(config);
+  for (const bool packed : {false, true}) {
+    const Text text = RandomText(config.vocab, packed);
+    for (const int64_t window : {0, 1, 3, 100}) {
+      ExpectClose(Logits(*model, text, window),
+                  NaiveTransformer(*model, text, nullptr, nullptr, window).Logits(),
+                  kDoubleTolerance);
+    }
+  }
+}
+
 TEST(Transformer, Gpt2EqualsNaive) {
   for (const bool packed : {false, true}) {
     for (const bool tied : {false, true}) {
@@ -113,7 +127,7 @@ TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
       site.key = key;
       site.site = place;
       site.positions = Tensor::FromVector(
-          single.batch.schedule->shard().group_positions(/*index=*/0), {text.length}, kTestDevice);
+          single.batch.schedules.shard().group_positions(/*index=*/0), {text.length}, kTestDevice);
       const Tensor ones =
           Tensor::Empty({text.batch, text.length, config.width}, DType::kFloat64, kTestDevice);
       ones.Fill(1);
@@ -185,7 +199,7 @@ TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
     config.dropout = 0;
     const auto model = MakeModel(config);
     const Text text = RandomText(config.vocab, true);
-    SingleRank single(text, 0, ScoresOf(config));
+    SingleRank single(text, 0, config);
     DropoutKey key;
     key.seed = 8;
     key.step = 9;
@@ -219,14 +233,14 @@ TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
 
 // Checks the gradients of the parameters whose names contain `part`.
 void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recompute::kNone,
-                         int64_t head_chunk = 0, const std::string& part = "") {
+                         int64_t head_chunk = 0, const std::string& part = "", int64_t window = 0) {
   const auto model = MakeModel(config);
   ExecutionPlan plan;
   plan.recompute = recompute;
   plan.head_chunk = head_chunk;
   model->SetExecution(plan);
   const Text text = RandomText(config.vocab, /*packed=*/true, /*length=*/6);
-  SingleRank single(text, /*window=*/0, ScoresOf(config));
+  SingleRank single(text, window, config);
   DropoutKey dropout;
   dropout.enabled = true;
   std::vector<NamedLeaf> leaves;
@@ -244,6 +258,11 @@ void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recomp
 TEST(TransformerGradients, LlamaUntied) { CheckModelGradients(SmallLlama(false)); }
 TEST(TransformerGradients, LlamaTied) { CheckModelGradients(SmallLlama(true)); }
 TEST(TransformerGradients, Qwen) { CheckModelGradients(SmallQwen()); }
+TEST(TransformerGradients, LayersOfTheirOwnWindows) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSequence}) {
+    CheckModelGradients(SmallLayered(), recompute, 0, "attention", /*window=*/2);
+  }
+}
 TEST(TransformerGradients, Gpt2WithDropout) { CheckModelGradients(SmallGpt2(0.3)); }
 TEST(TransformerGradients, ChangedScores) {
   for (const ModelConfig& config : ModelsOfChangedScores()) {
@@ -354,10 +373,11 @@ TEST(Transformer, DocumentsDoNotSeeEachOther) {
 
 // Losses and gradients, summed over the ranks, equal one rank's. This includes dropout, packed
 // documents, and fewer tokens than ranks.
-void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64_t length) {
+void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64_t length,
+                      int64_t window = 0) {
   const Text text = RandomText(config.vocab, /*packed=*/length > 5, length);
   const auto model = MakeModel(config);
-  SingleRank single(text, /*window=*/0, ScoresOf(config));
+  SingleRank single(text, window, config);
   const LossAndGradients expected = Step(*model, *single.attention, single.batch, 0.1);
 
   LossAndGradients sum{0, Values(expected.gradients.size(), 0)};
@@ -367,11 +387,10 @@ void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64
     options.layout = layout;
     options.scores = ScoresOf(config);
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(
-        AttentionSchedule schedule,
-        attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
+    BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
+                           SchedulesOf(config, *attention, text, window));
     const auto own = MakeModel(config);
-    const SequenceBatch batch = Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
+    const SequenceBatch batch = Cut(text, schedules);
     const LossAndGradients part = Step(*own, *attention, batch, 0.1);
     std::lock_guard<std::mutex> lock(mutex);
     sum.loss += part.loss;
@@ -389,6 +408,7 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
     for (const int ranks : {2, 3}) {
       ExpectRanksAgree(SmallLlama(false), layout, ranks, 9);
       ExpectRanksAgree(SmallQwen(), layout, ranks, 9);
+      ExpectRanksAgree(SmallLayered(), layout, ranks, 9, /*window=*/2);
       ExpectRanksAgree(SmallGpt2(0.3), layout, ranks, 9);
       for (const ModelConfig& config : ModelsOfChangedScores()) {
         ExpectRanksAgree(config, layout, ranks, 9);
@@ -400,6 +420,39 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
     ExpectRanksAgree(SmallLlama(true), layout, /*ranks=*/4, /*length=*/3);
     ExpectRanksAgree(SmallGpt2(0.3), layout, /*ranks=*/4, /*length=*/3);
   }
+}
+
+// A ring sends for a layer with a window only the keys and values that the window needs.
+TEST(Ranks, EachLayerSendsWhatItsOwnWindowNeeds) {
+  constexpr int kRanks = 4;
+  // Returns the bytes that all ranks send in a step of a model with these full_layers.
+  const auto bytes = [](const std::vector<int64_t>& full_layers) {
+    ModelConfig config = SmallLayered();
+    config.full_layers = full_layers;
+    const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/64);
+    std::atomic<int64_t> sent{0};
+    const absl::Status status = RunRanks(kRanks, [&](Communicator& comm) -> absl::Status {
+      BurstAttentionOptions options;
+      options.layout = Layout::kContiguous;
+      BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+      BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
+                             SchedulesOf(config, *attention, text, /*window=*/5));
+      Step(*MakeModel(config), *attention, Cut(text, schedules), 0.1);
+      sent += attention->bytes_sent().forward;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return sent.load();
+  };
+  const ModelConfig config = SmallLayered();
+  const int64_t channels = 2 * config.kv_heads * config.head_dim;  // of keys and values
+  const int64_t token = channels * static_cast<int64_t>(sizeof(double));
+  // Batches have two rows. Without a window the keys of rank r are sent to the 3 - r ranks behind
+  // it; with one, four tokens before each of three borders are sent.
+  const int64_t full = 2 * token * 16 * (3 + 2 + 1), windowed = 2 * token * 4 * 3;
+  EXPECT_EQ(bytes({}), 3 * windowed);
+  EXPECT_EQ(bytes({1}), full + 2 * windowed);
+  EXPECT_EQ(bytes({0, 1, 2}), 3 * full);
 }
 
 }  // namespace

@@ -131,6 +131,19 @@ TEST(HuggingFaceConfig, Windows) {
   const std::string used = With(kQwen, "use_sliding_window", true);
   EXPECT_EQ(ParseHuggingFaceConfig(With(used.c_str(), "max_window_layers", 0))->window, 32768);
   EXPECT_EQ(ParseHuggingFaceConfig(With(used.c_str(), "max_window_layers", 24))->window, 0);
+  const auto mixed = ParseHuggingFaceConfig(With(used.c_str(), "max_window_layers", 2));
+  ASSERT_TRUE(mixed.ok()) << mixed.status();
+  EXPECT_EQ(mixed->window, 32768);
+  EXPECT_EQ(mixed->model.full_layers, std::vector<int64_t>({0, 1}));
+  EXPECT_EQ(ParseHuggingFaceConfig(*MakeHuggingFaceConfig(*mixed))->model.full_layers,
+            mixed->model.full_layers);
+  std::vector<std::string> types(24, "sliding_attention");
+  types[5] = types[23] = "full_attention";
+  const auto named = ParseHuggingFaceConfig(With(used.c_str(), "layer_types", types));
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ(named->model.full_layers, std::vector<int64_t>({5, 23}));
+  EXPECT_EQ(ParseHuggingFaceConfig(*MakeHuggingFaceConfig(*named))->model.full_layers,
+            named->model.full_layers);
 }
 
 // An unknown or unsupported field is named with its value.
@@ -179,7 +192,8 @@ TEST(HuggingFaceConfig, ErrorsNameTheField) {
             "rope_scaling.slow", "not supported"},
            {With(kLlama31, "rope_scaling", "linear"), "rope_scaling is \"linear\"", "object"},
            {With(kQwen, "layer_types", {"full_attention"}), "layer_types", "every layer"},
-           {With(used.c_str(), "max_window_layers", 5), "max_window_layers is 5", "all layers"},
+           {With(used.c_str(), "layer_types", {"chunked_attention"}), "layer_types",
+            "sliding_attention"},
            {With(kQwen, "use_mrope", true), "use_mrope is true", "false"},
            {With(kGpt2, "activation_function", "relu"), "activation_function is \"relu\"",
             "gelu_new"},
@@ -282,6 +296,14 @@ TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
   config.model.kv_heads = 4;
   EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
               HasSubstr("grouped-query"));
+  config = *ParseHuggingFaceConfig(kLlama31);
+  config.window = 64;
+  config.model.full_layers = {1};
+  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
+              HasSubstr("full_layers in a mistral"));
+  config.model.window_rope_theta = 500;
+  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
+              HasSubstr("window_rope_theta"));
   config = *ParseHuggingFaceConfig(kGpt2);
   config.window = 64;
   EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()), HasSubstr("window"));

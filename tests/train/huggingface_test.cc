@@ -53,10 +53,10 @@ std::vector<double> Logits(const Transformer& model, const std::vector<int32_t>&
   for (int32_t t = 0; t < shape[1]; ++t) positions.push_back(t);
   const auto attention = *BurstAttention::Create({}, nullptr);
   Tape tape(/*recording=*/false);
-  const SequenceBatch batch = {Tensor::FromVector(tokens, shape, kTestDevice),
-                               Tensor::FromVector(positions, shape, kTestDevice), Tensor(),
-                               std::make_shared<AttentionSchedule>(
-                                   *attention->Schedule(shape[1], Mask::SlidingWindow(window)))};
+  const SequenceBatch batch = {
+      Tensor::FromVector(tokens, shape, kTestDevice),
+      Tensor::FromVector(positions, shape, kTestDevice), Tensor(),
+      *MakeLayerSchedules(model.config(), *attention, shape[1], Mask::SlidingWindow(window))};
   return model.Logits(tape, *attention, batch).value().ToVector<double>();
 }
 
@@ -66,7 +66,7 @@ TEST_F(HuggingFaceTest, LogitsAreThoseOfTransformers) {
     SCOPED_TRACE(name);
     FakeDirectory(fixture).Write(Path(name));
     const int64_t window = FindPretrained(Path(name))->window;
-    EXPECT_EQ(window, name == "mistral" || name == "phi3" ? 5 : 0);
+    EXPECT_EQ(window, name == "mistral" || name == "phi3" || name == "qwen2_layers" ? 5 : 0);
     const auto model = Load(Path(name));
     ASSERT_NE(model, nullptr);
     const std::vector<double> logits = Logits(*model, tokens, window);

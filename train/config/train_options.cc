@@ -115,7 +115,9 @@ void AddModelOptions(TrainConfig* c, OptionTable* t) {
   t->Add("window", &c->window)
       .Min(-1)
       .Unit("keys")
-      .Help("Let each query see its last N keys. 0: all. -1: as the weights of --model, else all.");
+      .Help(
+          "Let each query see its last N keys, but in the model's full_layers. 0: all. -1: as the "
+          "weights of --model, else all.");
 }
 
 void AddOptimizationOptions(TrainConfig* c, OptionTable* t) {

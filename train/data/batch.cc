@@ -166,9 +166,9 @@ absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab) {
                    " is outside of the vocabulary of ", vocab, "; has the file changed?"));
 }
 
-SequenceBatch SliceForRank(const GlobalBatch& batch,
-                           std::shared_ptr<const AttentionSchedule> schedule, DeviceType device) {
-  const TokenShard& shard = schedule->shard();
+SequenceBatch SliceForRank(const GlobalBatch& batch, const LayerSchedules& schedules,
+                           DeviceType device) {
+  const TokenShard& shard = schedules.shard();
   BURST_CHECK_EQ(shard.seqlen(), batch.seqlen);
   const std::vector<int32_t>& columns = shard.local_positions();
   const Shape shape = {batch.batch, static_cast<int64_t>(columns.size())};
@@ -182,7 +182,7 @@ SequenceBatch SliceForRank(const GlobalBatch& batch,
   }
   const Tensor all = host.To(device);
   const auto part = [&](int64_t i) { return all.Slice(0, i, 1).View(shape); };
-  return {part(0), part(1), part(2), std::move(schedule)};
+  return {part(0), part(1), part(2), schedules};
 }
 
 }  // namespace burst

@@ -131,8 +131,7 @@ class SequenceSampler {
 // Returns the columns of `batch` at this rank's local_positions(), in that order, on a device.
 // Targets were taken before the split, so the label of a shard's last token is right on whatever
 // rank the next token is.
-SequenceBatch SliceForRank(const GlobalBatch& batch,
-                           std::shared_ptr<const AttentionSchedule> schedule,
+SequenceBatch SliceForRank(const GlobalBatch& batch, const LayerSchedules& schedules,
                            DeviceType device = DeviceType::kCpu);
 
 }  // namespace burst

@@ -42,12 +42,12 @@ absl::StatusOr<std::vector<Transformer::TargetScore>> Scorer::Score(const Global
         absl::StrCat("sequences must have at most the ", source_.context,
                      " tokens whose positions the model has learned; got ", batch.seqlen));
   }
-  if (schedule_ == nullptr || schedule_->shard().seqlen() != batch.seqlen) {
-    BURST_ASSIGN_OR_RETURN(AttentionSchedule made,
-                           attention_->Schedule(batch.seqlen, Mask::SlidingWindow(source_.window)));
-    schedule_ = std::make_shared<AttentionSchedule>(std::move(made));
+  if (schedules_.windowed == nullptr || schedules_.shard().seqlen() != batch.seqlen) {
+    BURST_ASSIGN_OR_RETURN(schedules_,
+                           MakeLayerSchedules(model_->config(), *attention_, batch.seqlen,
+                                              Mask::SlidingWindow(source_.window)));
   }
-  const SequenceBatch local = SliceForRank(batch, schedule_, model_->device());
+  const SequenceBatch local = SliceForRank(batch, schedules_, model_->device());
   BURST_ASSIGN_OR_RETURN(const std::vector<Transformer::TargetScore> own,
                          model_->ScoreTargets(*attention_, local));
   // Each rank adds the scores of its targets: [0] the losses, [1] whether they are the likeliest.
@@ -55,7 +55,7 @@ absl::StatusOr<std::vector<Transformer::TargetScore>> Scorer::Score(const Global
   std::vector<double> sums(2 * all);
   size_t next = 0;
   for (int64_t row = 0; row < batch.batch; ++row) {
-    for (const int32_t position : schedule_->shard().local_positions()) {
+    for (const int32_t position : schedules_.shard().local_positions()) {
       const int64_t i = row * batch.seqlen + position;
       if (batch.targets[i] < 0) continue;
       sums[i] = own[next].loss;

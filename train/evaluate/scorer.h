@@ -47,8 +47,7 @@ class Scorer {
   Communicator* const comm_;
   std::unique_ptr<Transformer> model_;
   std::unique_ptr<SequenceParallelAttention> attention_;
-  // The schedule of the last length.
-  std::shared_ptr<const AttentionSchedule> schedule_;
+  LayerSchedules schedules_;  // of the last length
 };
 
 }  // namespace burst

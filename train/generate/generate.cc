@@ -22,16 +22,15 @@ constexpr uint64_t kSamplingStream = uint64_t{0x5A3B1E} << 32;
 // last token on all ranks, in host memory.
 absl::StatusOr<Tensor> Prefill(const Transformer& model, const GenerationRanks& ranks,
                                const std::vector<int32_t>& tokens, KvCache* cache) {
-  BURST_ASSIGN_OR_RETURN(
-      AttentionSchedule made,
-      ranks.attention->Schedule(static_cast<int64_t>(tokens.size()), ranks.mask));
-  const auto schedule = std::make_shared<AttentionSchedule>(std::move(made));
-  const std::vector<int32_t>& positions = schedule->shard().local_positions();
+  BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
+                         MakeLayerSchedules(model.config(), *ranks.attention,
+                                            static_cast<int64_t>(tokens.size()), ranks.mask));
+  const std::vector<int32_t>& positions = schedules.shard().local_positions();
   std::vector<int32_t> own;
   for (const int32_t position : positions) own.push_back(tokens[position]);
   const Shape shape = {1, static_cast<int64_t>(own.size())};
   const SequenceBatch batch = {Tensor::FromVector(own, shape), Tensor::FromVector(positions, shape),
-                               /*targets=*/Tensor(), schedule};
+                               /*targets=*/Tensor(), schedules};
   BURST_ASSIGN_OR_RETURN(Tensor logits,
                          model.NextTokenLogits(*ranks.attention, batch.To(model.device()), cache));
   // One rank has the logits.

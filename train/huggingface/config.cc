@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -261,17 +263,36 @@ absl::Status ReadQuantization(Fields& fields, HuggingFaceConfig* config) {
 
 // ---- The families.
 
-// Checks layer_types, which names the attention of each layer. All layers must have the same one.
-absl::Status CheckLayerTypes(Fields& fields, const HuggingFaceConfig& config) {
+// Sets the layers without a window, of which there may be more than the model has layers. If all
+// layers are, the model has no window.
+void SetFullLayers(std::vector<int64_t> full, HuggingFaceConfig* config) {
+  const int64_t layers = config->model.layers;
+  if (static_cast<int64_t>(full.size()) >= layers) config->window = 0;
+  if (config->window == 0) full.clear();
+  config->model.full_layers = std::move(full);
+}
+
+// Reads layer_types, which names the attention of each layer. Only Qwen's layers may differ.
+absl::Status ReadLayerTypes(Fields& fields, const std::string& type, HuggingFaceConfig* config) {
   const Json types = fields.Take("layer_types");
+  const int64_t layers = config->model.layers;
   if (types.is_null()) return fields.status();
-  const char* const only = config.window > 0 ? "sliding_attention" : "full_attention";
-  const bool all =
-      types.is_array() && static_cast<int64_t>(types.size()) == config.model.layers &&
-      std::all_of(types.begin(), types.end(), [&](const Json& layer) { return layer == only; });
-  if (!all) {
-    fields.Refuse("layer_types", types, absl::StrCat("\"", only, "\" for every layer"));
+  const bool differ = absl::StartsWith(type, "qwen") && config->window > 0;
+  std::vector<int64_t> full;
+  bool valid = types.is_array() && static_cast<int64_t>(types.size()) == layers;
+  for (int64_t layer = 0; valid && layer < layers; ++layer) {
+    const bool is_full = types[layer] == "full_attention";
+    if (is_full) full.push_back(layer);
+    valid = is_full ? differ || config->window == 0
+                    : types[layer] == "sliding_attention" && config->window > 0;
   }
+  if (!valid) {
+    const char* const only = config->window > 0 ? "sliding_attention" : "full_attention";
+    fields.Refuse("layer_types", types,
+                  differ ? "\"full_attention\" or \"sliding_attention\" for every layer"
+                         : absl::StrCat("\"", only, "\" for every layer"));
+  }
+  SetFullLayers(std::move(full), config);
   return fields.status();
 }
 
@@ -285,13 +306,11 @@ int64_t ReadWindow(Fields& fields, int64_t familys = 4096) {
 void ReadQwenWindow(Fields& fields, HuggingFaceConfig* config) {
   const bool used = fields.Bool("use_sliding_window", false);
   const int64_t window = ReadWindow(fields);
-  const int64_t full_layers = fields.Whole("max_window_layers", 28);
-  if (!used || full_layers >= config->model.layers) return;
-  if (full_layers > 0) {
-    fields.Refuse("max_window_layers", full_layers,
-                  "0 or all layers: every layer has the same attention here");
-  }
+  std::vector<int64_t> full(std::min(fields.Whole("max_window_layers", 28), config->model.layers));
+  if (!used) return;
+  std::iota(full.begin(), full.end(), 0);
   config->window = window;
+  SetFullLayers(std::move(full), config);
 }
 
 absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceConfig* config) {
@@ -324,7 +343,7 @@ absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceC
   } else if (type != "llama") {
     ReadQwenWindow(fields, config);
   }
-  BURST_RETURN_IF_ERROR(CheckLayerTypes(fields, *config));
+  BURST_RETURN_IF_ERROR(ReadLayerTypes(fields, type, config));
   return ReadRope(fields, &m);
 }
 

@@ -18,7 +18,7 @@ namespace burst {
 
 struct HuggingFaceConfig {
   ModelConfig model;   // with defaults, without dropout; context: max_position_embeddings
-  int64_t window = 0;  // the window of attention in every layer; 0: none
+  int64_t window = 0;  // the window of attention, but for full_layers; 0: none
   std::string dtype;   // the weights' dtype: "float32", "bfloat16", "float16"; empty: not given
   // Rows and columns of a float8 weight that share a scale; 0: no weight is float8.
   int64_t scale_rows = 0, scale_cols = 0;

@@ -78,8 +78,11 @@ absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
   if (m.ffn_bias && type != std::string("llama")) {
     return NoFamily(absl::StrCat("ffn_bias in a ", type));
   }
-  if (all_biases && window && !m.qk_norm) return NoFamily("biases and a window");
   const bool qwen = absl::StartsWith(type, "qwen");
+  if (window && !m.full_layers.empty() && !qwen) {
+    return NoFamily(absl::StrCat("full_layers in a ", type));
+  }
+  if (all_biases && window && !m.qk_norm) return NoFamily("biases and a window");
   const char* const architecture = phi3        ? "Phi3ForCausalLM"
                                    : m.qk_norm ? "Qwen3ForCausalLM"
                                    : qwen      ? "Qwen2ForCausalLM"
@@ -105,9 +108,14 @@ absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
   if (m.ffn_bias) json["mlp_bias"] = true;
   if (qwen) {
     json["use_sliding_window"] = window;
-    json["max_window_layers"] = window ? 0 : m.layers;
-    json["layer_types"] =
-        std::vector<std::string>(m.layers, window ? "sliding_attention" : "full_attention");
+    // Programs that do not know layer_types read max_window_layers.
+    int64_t first = 0;
+    while (first < m.layers && (!window || m.IsFull(first))) ++first;
+    json["max_window_layers"] = first;
+    for (int64_t layer = 0; layer < m.layers; ++layer) {
+      const bool full = !window || m.IsFull(layer);
+      json["layer_types"].push_back(full ? "full_attention" : "sliding_attention");
+    }
   }
   if (window) json["sliding_window"] = config.window;
   if (phi3) json.erase("head_dim");
@@ -121,6 +129,7 @@ absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& given
   config.model = given.model.WithDefaults();
   if (config.model.attention_softcap != 0) return NoFamily("attention_softcap");
   if (config.model.logits_softcap != 0) return NoFamily("logits_softcap");
+  if (config.model.window_rope_theta != 0) return NoFamily("window_rope_theta");
   if (config.model.attention_sinks) return NoFamily("attention_sinks");
   BURST_ASSIGN_OR_RETURN(Json json,
                          config.model.family == Family::kGpt2 ? Gpt2(config) : LlamaLike(config));

@@ -292,14 +292,12 @@ std::pair<int64_t, int64_t> LocalBatches::Share(int64_t count) const {
 absl::StatusOr<SequenceBatch> LocalBatches::PartOf(const GlobalBatch& sequences) {
   const ResolvedConfig& config = rank_.config;
   BURST_RETURN_IF_ERROR(CheckTokens(sequences, config.model.vocab));
-  if (schedule_ == nullptr || config.packed) {
+  if (schedules_.windowed == nullptr || config.packed) {
     BURST_ASSIGN_OR_RETURN(
-        AttentionSchedule schedule,
-        rank_.attention->Schedule(sequences.seqlen,
-                                  config.AttentionMask().WithDocuments(sequences.documents)));
-    schedule_ = std::make_shared<const AttentionSchedule>(std::move(schedule));
+        schedules_, MakeLayerSchedules(config.model, *rank_.attention, sequences.seqlen,
+                                       config.AttentionMask().WithDocuments(sequences.documents)));
   }
-  return SliceForRank(sequences, schedule_, config.device);
+  return SliceForRank(sequences, schedules_, config.device);
 }
 
 }  // namespace burst

@@ -80,7 +80,7 @@ class LocalBatches {
 
  private:
   const RankState& rank_;
-  std::shared_ptr<const AttentionSchedule> schedule_;  // for every batch, unless packed
+  LayerSchedules schedules_;  // for every batch, unless packed
 };
 
 }  // namespace burst
