@@ -48,10 +48,6 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
     const ModelConfig& config, DType dtype, std::optional<uint64_t> seed, DeviceType device,
     const TensorParallel& parallel, const StateSharding& sharding, const PipelinePart& part) {
   BURST_RETURN_IF_ERROR(CheckComplete(config));
-  if (device == DeviceType::kCuda && config.logits_softcap > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("model logits_softcap: must be 0 on GPUs; got ",
-                                                   config.logits_softcap, "; give --device=cpu"));
-  }
   BURST_RETURN_IF_ERROR(TensorParallel::Check(config, parallel.ranks()));
   std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults(), parallel, part));
   model->parameters_.Allocate(dtype, device, sharding);

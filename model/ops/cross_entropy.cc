@@ -104,8 +104,7 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   BURST_CHECK(x.value().dim(-1) == width && targets.numel() * width == x.value().numel() &&
               targets.is_contiguous());
   if (x.value().device() == DeviceType::kCuda) {
-    BURST_CHECK(terms.z == 0 && terms.softcap == 0);
-    return cuda::LinearCrossEntropy(tape, x, weight, targets, terms.scale, chunk);
+    return cuda::LinearCrossEntropy(tape, x, weight, targets, terms, chunk);
   }
   for (int64_t i = 0; i < targets.numel(); ++i) {
     const int32_t target = targets.data<int32_t>()[i];

@@ -96,31 +96,51 @@ Variable Gelu(Tape& tape, const Variable& x) {
 
 // ---- Softcap.
 
+namespace {
+
+template <typename T>
+void SoftCapForward(int64_t n, T cap, const T* x, T* y) {
+  ForEachTile(n, [&](int64_t begin, int64_t size) {
+    AsArray(y + begin, size) = cap * (AsArray(x + begin, size) / cap).tanh();
+  });
+}
+
+// dx = dy (1 - (y / cap)^2)
+template <typename T>
+void SoftCapBackward(int64_t n, T cap, const T* y, const T* dy, T* dx) {
+  ForEachTile(n, [&](int64_t begin, int64_t size) {
+    AsArray(dx + begin, size) =
+        AsArray(dy + begin, size) * (1 - (AsArray(y + begin, size) / cap).square());
+  });
+}
+
+}  // namespace
+
 Variable SoftCap(Tape& tape, const Variable& x, double cap) {
-  BURST_CHECK(x.value().device() == DeviceType::kCpu && x.value().is_contiguous() && cap > 0);
+  BURST_CHECK(x.value().is_contiguous() && cap > 0);
   const int64_t n = x.value().numel();
   const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x});
-  DispatchFloat(x.value().dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    const T c = static_cast<T>(cap), *const in = x.value().data<T>();
-    T* const out = y.value().data<T>();
-    ForEachTile(n, [&](int64_t begin, int64_t size) {
-      AsArray(out + begin, size) = c * (AsArray(in + begin, size) / c).tanh();
+  const bool on_gpu = x.value().device() == DeviceType::kCuda;
+  if (on_gpu) {
+    BURST_GPU_KERNEL(SoftCapForward, x.value(), cap, y.value());
+  } else {
+    DispatchFloat(x.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      SoftCapForward<T>(n, static_cast<T>(cap), x.value().data<T>(), y.value().data<T>());
     });
-  });
+  }
   if (!tape.NeedsGrad({x})) return y;
 
-  tape.Record("softcap", {y}, [=] {  // dx = dy (1 - (y / cap)^2)
+  tape.Record("softcap", {y}, [=] {
     const Tensor dy = y.grad().Contiguous(), dx = Tensor::EmptyLike(dy);
-    DispatchFloat(dy.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      const T c = static_cast<T>(cap), *const out = y.value().data<T>(), *const d = dy.data<T>();
-      T* const to = dx.data<T>();
-      ForEachTile(n, [&](int64_t begin, int64_t size) {
-        AsArray(to + begin, size) =
-            AsArray(d + begin, size) * (1 - (AsArray(out + begin, size) / c).square());
+    if (on_gpu) {
+      BURST_GPU_KERNEL(SoftCapBackward, y.value(), dy, cap, dx);
+    } else {
+      DispatchFloat(dy.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        SoftCapBackward<T>(n, static_cast<T>(cap), y.value().data<T>(), dy.data<T>(), dx.data<T>());
       });
-    });
+    }
     x.AddGrad(dx);
   });
   return y;

@@ -32,6 +32,7 @@
 
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
+#include "model/ops/loss_terms.h"
 #include "model/rope.h"
 
 namespace burst {
@@ -207,22 +208,10 @@ Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site,
 // ---- The LM head and its loss in one op: softmax cross-entropy of x W^T without ever holding all
 // logits, like Liger Kernel (arXiv 2410.10989) and cut cross-entropy (arXiv 2411.09009).
 
-// scale * the sum over tokens with a target of
-//
-//   -log softmax(l)[target] + z lse(l)^2,   l = softcap tanh(x W^T / softcap), or x W^T without one
-//
-// A scalar, float32 where x is bfloat16. lse is log(sum(exp)); its square keeps logits small (PaLM,
-// arXiv 2204.02311, with z = 1e-4). On a GPU z and softcap are 0.
-struct LossTerms {
-  LossTerms(double scale, double z = 0, double softcap = 0)
-      : scale(scale), z(z), softcap(softcap) {}
-  double scale;
-  double z;
-  double softcap;  // 0: none
-};
-
 // x: [..., width]. weight: [vocab, width]. targets: one for each row of x, in [0, vocab), or -1: no
 // loss. Logits exist for `chunk` tokens at a time; 0: as many as fit in kLogitBytes (on the CPU).
+//
+// Returns a scalar, float32 where x is bfloat16.
 //
 // When a gradient is needed, the forward computes it, too, chunk by chunk while the logits are
 // there, for an upstream gradient of 1. The backward only scales and adds it.

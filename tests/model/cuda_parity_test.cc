@@ -88,7 +88,7 @@ struct Problem {
       return Tensor::FromVector(all, {kBatch, kLength}, device);
     };
     batch = {tensor(tokens), tensor(positions), tensor(targets),
-             std::make_shared<AttentionSchedule>(*attention->Schedule(kLength, Mask::Causal()))};
+             *MakeLayerSchedules(ModelConfig(), *attention, kLength, Mask::Causal())};
   }
   std::unique_ptr<BurstAttention> attention;
   SequenceBatch batch;

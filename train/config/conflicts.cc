@@ -22,6 +22,9 @@ constexpr Side kSegments = {"recompute_segment", "--recompute_segment above 1", 
                             [](const Config& c) { return c.recompute_segment > 1; }};
 constexpr Side kOffload = {"offload", "--offload", "none", "--offload=optimizer",
                            [](const Config& c) { return c.offload != Offload::kNone; }};
+constexpr Side kOffloadOptimizer = {"offload", "--offload=optimizer or all", "none or activations",
+                                    "--offload=optimizer --device=cuda",
+                                    [](const Config& c) { return OffloadsOptimizer(c.offload); }};
 constexpr Side kOffloadActivations = {
     "offload", "--offload=activations or all", "none or optimizer",
     "--offload=activations --device=cuda",
@@ -122,13 +125,8 @@ constexpr Side kNotMuon = {"optimizer", "without --optimizer=muon", "muon", "",
 constexpr Side kMuonMomentum = {
     "muon_momentum", "--muon_momentum", "0.95", "--muon_momentum=0.9",
     [](const Config& c) { return c.muon_momentum != TrainConfig().muon_momentum; }};
-constexpr Side kEma = {"ema", "--ema", "0", "--device=cpu --ema=0.99",
+constexpr Side kEma = {"ema", "--ema", "0", "--ema=0.99",
                        [](const Config& c) { return c.ema > 0; }};
-constexpr Side kZLoss = {"z_loss", "--z_loss", "0", "--device=cpu --z_loss=1e-4",
-                         [](const Config& c) { return c.z_loss > 0; }};
-constexpr Side kLogitsSoftcap = {"model.logits_softcap", "--model.logits_softcap", "0",
-                                 "--device=cpu --model.logits_softcap=30",
-                                 [](const Config& c) { return c.model.logits_softcap != 0; }};
 constexpr Side kSoftcap = {"model.attention_softcap", "--model.attention_softcap", "0",
                            "--model.attention_softcap=30",
                            [](const Config& c) { return c.model.attention_softcap != 0; }};
@@ -201,6 +199,7 @@ constexpr TrainConflict kConflicts[] = {
      "give selective or full, or leave --head_chunk out"},
     {kSegments, kNoRecompute, "all layers of a segment are recomputed", "give --recompute"},
     {kOffload, kCpu, "the memory of the CPU is the memory of the host", "give --device=cuda"},
+    {kEma, kOffloadOptimizer, "the average stays on the GPU", kLeaveOut},
     {kOffloadActivations, kPipeline, "micro-batches overlap", "give optimizer, or leave it out"},
     {kOffloadActivations, kNoRecompute, "it moves what recomputed layers keep",
      "give --recompute, or optimizer"},
@@ -232,13 +231,10 @@ constexpr TrainConflict kConflicts[] = {
     {kEpochs, kTokens, "both say how long the run is", kLeaveOut},
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
-    {kEma, kGpu, "it runs on CPUs alone", kLeaveOut},
     {kMuon, kGpu, "it runs on CPUs alone", "give adamw"},
     {kMuon, kZero, "an update needs whole matrices", "give adamw"},
     {kMuon, kTensorParallel, "an update needs whole matrices", "give adamw"},
     {kMuonMomentum, kNotMuon, "AdamW has --beta1", kLeaveOut},
-    {kZLoss, kGpu, "its kernel computes the plain loss", kLeaveOut},
-    {kLogitsSoftcap, kGpu, "its kernel computes the plain loss", "give 0"},
     {kNccl, kCpu, "it connects GPUs", "give --device=cuda, or threads, tcp or mpi"},
     {kProfile, kCpu, "a CPU is profiled by perf without help", "give --device=cuda"},
     {kResume, kNoOut, "that names the run to continue", "give --out"},

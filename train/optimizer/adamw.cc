@@ -100,54 +100,6 @@ void UpdatePart(const cuda::AdamWUpdate& update, double number, double norm,
   by_adamw(part_end);
 }
 
-// An update in progress. It is applied to one part of the state at a time.
-class BegunUpdate {
- public:
-  BegunUpdate(const cuda::AdamWUpdate& update, DType dtype, const std::vector<DecayRange>& decay,
-              const std::vector<MuonMatrix>& matrices, double momentum, const Tensor& decay_bounds,
-              const Tensor& loss_and_norm, const Tensor& updates)
-      : update_(update),
-        decay_(decay),
-        matrices_(matrices),
-        momentum_(momentum),
-        decay_bounds_(decay_bounds),
-        loss_and_norm_(loss_and_norm) {
-    if (updates.device() == DeviceType::kCuda) {
-      coefficients_ = Tensor::Empty({cuda::kAdamWCoefficients}, dtype, DeviceType::kCuda);
-      BURST_GPU_KERNEL(BeginAdamWStep, update, loss_and_norm, updates, coefficients_);
-      return;
-    }
-    const double *loss = loss_and_norm.data<double>(), *norm = loss + 1;
-    if (!std::isfinite(*loss) || !std::isfinite(*norm)) return;
-    number_ = ++updates.data<double>()[0];
-    norm_ = *norm;
-  }
-
-  // The update's number, from 1, on the CPU; 0: nothing is updated.
-  double number() const { return number_; }
-
-  void Apply(const cuda::AdamWPart& part) const {
-    if (!coefficients_.null()) {
-      BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_, part);
-      return;
-    }
-    if (number_ == 0) return;
-    DispatchFloat(part.m.dtype(), [&](auto zero) {
-      UpdatePart<decltype(zero)>(update_, number_, norm_, decay_, matrices_, momentum_, part);
-    });
-    if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
-  }
-
- private:
-  const cuda::AdamWUpdate& update_;
-  const std::vector<DecayRange>& decay_;
-  const std::vector<MuonMatrix>& matrices_;
-  const double momentum_;
-  const Tensor &decay_bounds_, &loss_and_norm_;
-  Tensor coefficients_;           // for a GPU
-  double number_ = 0, norm_ = 0;  // for the CPU; 0 means that no update has begun
-};
-
 void UpdateAverage(double decay, const Tensor& weights, const Tensor& average) {
   DispatchFloat(weights.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -162,6 +114,58 @@ void UpdateAverage(double decay, const Tensor& weights, const Tensor& average) {
     });
   });
 }
+
+// An update in progress. It is applied to one part of the state at a time.
+class BegunUpdate {
+ public:
+  BegunUpdate(const cuda::AdamWUpdate& update, DType dtype, const std::vector<DecayRange>& decay,
+              const std::vector<MuonMatrix>& matrices, double momentum, double average_decay,
+              const Tensor& decay_bounds, const Tensor& loss_and_norm, const Tensor& updates)
+      : update_(update),
+        decay_(decay),
+        matrices_(matrices),
+        momentum_(momentum),
+        average_decay_(average_decay),
+        decay_bounds_(decay_bounds),
+        loss_and_norm_(loss_and_norm),
+        updates_(updates) {
+    if (updates.device() == DeviceType::kCuda) {
+      coefficients_ = Tensor::Empty({cuda::kAdamWCoefficients}, dtype, DeviceType::kCuda);
+      BURST_GPU_KERNEL(BeginAdamWStep, update, loss_and_norm, updates, coefficients_);
+      return;
+    }
+    const double *loss = loss_and_norm.data<double>(), *norm = loss + 1;
+    if (!std::isfinite(*loss) || !std::isfinite(*norm)) return;
+    number_ = ++updates.data<double>()[0];
+    norm_ = *norm;
+  }
+
+  void Apply(const cuda::AdamWPart& part) const {
+    if (!coefficients_.null()) {
+      BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_, part);
+      if (part.average.null()) return;
+      BURST_GPU_KERNEL(UpdateAverage, average_decay_, loss_and_norm_, updates_, part.masters,
+                       part.average);
+      return;
+    }
+    if (number_ == 0) return;
+    DispatchFloat(part.m.dtype(), [&](auto zero) {
+      UpdatePart<decltype(zero)>(update_, number_, norm_, decay_, matrices_, momentum_, part);
+    });
+    if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
+    if (part.average.null()) return;
+    UpdateAverage(number_ == 1 ? 0 : average_decay_, part.masters, part.average);
+  }
+
+ private:
+  const cuda::AdamWUpdate& update_;
+  const std::vector<DecayRange>& decay_;
+  const std::vector<MuonMatrix>& matrices_;
+  const double momentum_, average_decay_;
+  const Tensor &decay_bounds_, &loss_and_norm_, &updates_;
+  Tensor coefficients_;           // for a GPU
+  double number_ = 0, norm_ = 0;  // for the CPU; 0 means that no update has begun
+};
 
 }  // namespace
 
@@ -192,9 +196,9 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
 AdamW::~AdamW() = default;
 
 void AdamW::KeepAverage(double decay) {
-  BURST_CHECK(device_ == DeviceType::kCpu && stream_ == nullptr);
+  BURST_CHECK(stream_ == nullptr);
   average_decay_ = decay;
-  average_ = Tensor::Zeros({m_.numel()}, m_.dtype());
+  average_ = Tensor::Zeros({m_.numel()}, m_.dtype(), device_);
 }
 
 std::vector<AdamW::StateTensor> AdamW::state() const {
@@ -249,18 +253,13 @@ void AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, doub
   for (const Part& part : parts) {
     const int64_t n = part.masters.numel();
     with_state.push_back({offset, part.grads, part.masters, m_.Slice(0, offset, n),
-                          v_.Slice(0, offset, n), part.compute});
+                          v_.Slice(0, offset, n), part.compute,
+                          average_.null() ? Tensor() : average_.Slice(0, offset, n)});
     offset += n;
   }
-  const BegunUpdate update(numbers, m_.dtype(), decay_, matrices_, momentum_, decay_bounds_,
-                           loss_and_norm, updates_);
-  const auto apply = [&](const cuda::AdamWPart& part) {
-    update.Apply(part);
-    if (!average_.null() && update.number() > 0) {
-      UpdateAverage(update.number() == 1 ? 0 : average_decay_, part.masters,
-                    average_.Slice(0, part.offset, part.masters.numel()));
-    }
-  };
+  const BegunUpdate update(numbers, m_.dtype(), decay_, matrices_, momentum_, average_decay_,
+                           decay_bounds_, loss_and_norm, updates_);
+  const auto apply = [&](const cuda::AdamWPart& part) { update.Apply(part); };
   if (stream_ != nullptr) return stream_->Update(with_state, apply);
   for (const cuda::AdamWPart& part : with_state) apply(part);
 }

@@ -49,7 +49,7 @@ class AdamW {
   void UseMuon(std::vector<MuonMatrix> matrices, double momentum);
 
   // Keeps an average of the weights p from here on: after an update it becomes
-  // decay average + (1 - decay) p, and p after the first one. On the CPU.
+  // decay average + (1 - decay) p, and p after the first one. Not with streamed state.
   void KeepAverage(double decay);
 
   // The arrays that are updated, in consecutive parts of the state.

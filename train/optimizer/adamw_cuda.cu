@@ -128,6 +128,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    AverageKernel(int64_t n, double decay, const double* __restrict__ loss_and_norm,
+                  const double* __restrict__ updates, const T* __restrict__ weights, T* average) {
+  if (!isfinite(loss_and_norm[0]) || !isfinite(loss_and_norm[1])) return;
+  if (*updates == 1) decay = 0;
+  const T keep = decay, rest = 1 - decay;
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * kThreads) {
+    average[i] = fma(keep, average[i], rest * weights[i]);
+  }
+}
+
 bool Aligned(const Tensor& tensor, int64_t bytes) {
   return tensor.null() || reinterpret_cast<uintptr_t>(tensor.raw_data()) % bytes == 0;
 }
@@ -228,6 +241,19 @@ void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Ten
       launch(zero, std::integral_constant<int, 1>());
     }
   });
+}
+
+void UpdateAverage(double decay, const Tensor& loss_and_norm, const Tensor& updates,
+                   const Tensor& weights, const Tensor& average) {
+  const int64_t n = weights.numel();
+  if (n == 0) return;
+  DispatchFloat(weights.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    AverageKernel<<<GridSize(n, kThreads), kThreads, 0, CurrentStream()>>>(
+        n, decay, Data<double>(loss_and_norm), Data<double>(updates), Data<T>(weights),
+        Data<T>(average));
+  });
+  BURST_CUDA_CHECK_LAUNCH("UpdateAverage");
 }
 
 void L2Norm(const Tensor& x, const Tensor& norm) {

@@ -15,10 +15,12 @@ struct AdamWUpdate {
   double clip = 0;  // the largest norm; 0: no clipping
 };
 
-// Everything is [n]: grads, masters, m and v, all float32 or all float64; compute bfloat16 or null.
+// Everything is [n]: grads, masters, m and v, all float32 or all float64; compute bfloat16 or null;
+// average of the masters' type or null.
 struct AdamWPart {
   int64_t offset = 0;  // number of its first element among all updated ones
   Tensor grads, masters, m, v, compute;
+  Tensor average = {};
 };
 // Returns the work: the masters and both moments are read and written.
 inline KernelWork WorkOf(const AdamWPart& part) {
@@ -41,6 +43,12 @@ void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, cons
 // Weights decay from its elements 0, 2... up to its elements 1, 3....
 void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Tensor& loss_and_norm,
                const AdamWPart& part);
+
+// Moves the average of weights by an update that BeginAdamWStep counted in updates: decay average +
+// (1 - decay) weights, and weights after update 1. Unless loss and norm are finite, it does
+// nothing.
+void UpdateAverage(double decay, const Tensor& loss_and_norm, const Tensor& updates,
+                   const Tensor& weights, const Tensor& average);
 
 // Sets norm, [1] float64, to the Euclidean norm of x: contiguous, any floating-point type. It is
 // summed in double, in an order that depends on the number of elements and their type alone.

@@ -53,32 +53,61 @@ __device__ inline Word<T> LoadLogits(const Word<T>* row, int i, int vocab) {
   return word;
 }
 
-// Returns the gradient for word i of a row: scale (exp(x - max) / sum - onehot(target)). log_factor
-// = log2(scale / sum).
-template <typename T, typename A>
-__device__ inline Word<T> Gradient(Word<T> word, int i, int target, A scale, A max, A log_factor) {
-  A values[kVecSize<T>];
+// Computes the loss of a row with a logsumexp of lse and a target whose score is `picked`, and its
+// gradient. kChanged: there is a z or a softcap (LossTerms). Scores are logits after the softcap.
+template <typename A, bool kChanged>
+struct Loss {
+  A scale, z, cap;
+
+  explicit Loss(const LossTerms& terms)
+      : scale(static_cast<A>(terms.scale)),
+        z(static_cast<A>(terms.z)),
+        cap(static_cast<A>(terms.softcap)) {}
+
+  __device__ A Score(A logit) const {
+    return kChanged && cap > 0 && logit > -INFINITY ? cap * tanh(logit / cap) : logit;
+  }
+  __device__ A Of(A lse, A picked) const {
+    return kChanged ? lse - picked + z * lse * lse : lse - picked;
+  }
+  // Returns the factor of a score's gradient to its softmax, without the scale.
+  __device__ A SoftmaxFactor(A lse) const { return kChanged ? 1 + 2 * z * lse : A(1); }
+  // Returns a logit's gradient from its score's.
+  __device__ A OfLogit(A gradient, A score) const {
+    if (!kChanged || cap == 0 || score == -INFINITY) return gradient;
+    return gradient * (1 - (score / cap) * (score / cap));
+  }
+};
+
+// Returns the gradient for word i of a row: scale (factor exp(score - max) / sum - onehot(target)),
+// times the softcap's slope. factor = SoftmaxFactor, log_factor = log2(scale / sum).
+template <typename T, typename A, bool kChanged>
+__device__ inline Word<T> Gradient(const Loss<A, kChanged>& loss, Word<T> word, int i, int target,
+                                   A max, A log_factor, A factor) {
+  A values[kVecSize<T>], scores[kVecSize<T>];
 #pragma unroll
   for (int j = 0; j < kVecSize<T>; ++j) {
-    values[j] = Exp2(fma(ConvertTo<A>(word[j]) - max, kLog2E<A>, log_factor));
+    scores[j] = loss.Score(ConvertTo<A>(word[j]));
+    values[j] = Exp2(fma(scores[j] - max, kLog2E<A>, log_factor));
+    if (kChanged) values[j] *= factor;
   }
   if (i == target / kVecSize<T>) {
 #pragma unroll
     for (int j = 0; j < kVecSize<T>; ++j) {
-      if (j == target % kVecSize<T>) values[j] -= scale;
+      if (j == target % kVecSize<T>) values[j] -= loss.scale;
     }
   }
 #pragma unroll
-  for (int j = 0; j < kVecSize<T>; ++j) word[j] = ConvertTo<T>(values[j]);
+  for (int j = 0; j < kVecSize<T>; ++j) word[j] = ConvertTo<T>(loss.OfLogit(values[j], scores[j]));
   return word;
 }
 
 // Serves any vocabulary, with or without gradients. One block takes a row and reads it twice, the
 // second time from the L2 cache.
-template <typename T>
+template <typename T, bool kChanged>
 __global__ void __launch_bounds__(kThreads)
     SoftmaxCrossEntropyKernel(int vocab, int64_t stride, const int32_t* __restrict__ targets,
-                              Accumulator<T> scale, bool gradient, T* logits,
+                              Loss<Accumulator<T>, kChanged> loss, bool gradient, T* logits,
                               Accumulator<T>* losses) {
   using A = Accumulator<T>;
   constexpr int kVec = kVecSize<T>;
@@ -93,17 +122,23 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   if (target >= vocab) __trap();
-  const A picked = ConvertTo<A>(x[target]);
+  const A picked = loss.Score(ConvertTo<A>(x[target]));
 
   SoftmaxSum<A> own = {-INFINITY, 0};
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const Word<T> word = LoadLogits<T>(words, i, vocab);
+    A scores[kVec];
     A max = own.max;
-    for (int j = 0; j < kVec; ++j) max = fmax(max, ConvertTo<A>(word[j]));
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) {
+      scores[j] = loss.Score(ConvertTo<A>(word[j]));
+      max = fmax(max, scores[j]);
+    }
     if (max == -INFINITY) continue;
     own.sum *= Exp2(kLog2E<A> * (own.max - max));
     own.max = max;
-    for (int j = 0; j < kVec; ++j) own.sum += Exp2(kLog2E<A> * (ConvertTo<A>(word[j]) - max));
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) own.sum += Exp2(kLog2E<A> * (scores[j] - max));
   }
   using Reduce = cub::BlockReduce<SoftmaxSum<A>, kThreads>;
   __shared__ typename Reduce::TempStorage storage;
@@ -112,13 +147,15 @@ __global__ void __launch_bounds__(kThreads)
       own, [](const SoftmaxSum<A>& a, const SoftmaxSum<A>& b) { return Merge(a, b); });
   if (threadIdx.x == 0) {
     shared_sum = whole;
-    losses[row] = log(whole.sum) + whole.max - picked;
+    losses[row] = loss.Of(log(whole.sum) + whole.max, picked);
   }
   __syncthreads();  // and all threads have read `picked`
   if (!gradient) return;
-  const A max = shared_sum.max, log_factor = log2(scale / shared_sum.sum);
+  const A max = shared_sum.max, log_factor = log2(loss.scale / shared_sum.sum);
+  const A factor = loss.SoftmaxFactor(log(shared_sum.sum) + max);
   for (int i = threadIdx.x; i < count; i += kThreads) {
-    words[i] = Gradient<T>(LoadLogits<T>(words, i, vocab), i, target, scale, max, log_factor);
+    words[i] =
+        Gradient<T>(loss, LoadLogits<T>(words, i, vocab), i, target, max, log_factor, factor);
   }
 }
 
@@ -143,11 +180,12 @@ __device__ inline A OverBlock(A value, A* shared, Combine combine) {
   return value;
 }
 
-template <typename T>
+template <typename T, bool kChanged>
 __global__ void __launch_bounds__(kStagedThreads, 1)
     StagedSoftmaxCrossEntropyKernel(int64_t rows, int vocab, int64_t stride,
-                                    const int32_t* __restrict__ targets, Accumulator<T> scale,
-                                    T* logits, Accumulator<T>* losses) {
+                                    const int32_t* __restrict__ targets,
+                                    Loss<Accumulator<T>, kChanged> loss, T* logits,
+                                    Accumulator<T>* losses) {
   using A = Accumulator<T>;
   constexpr int kVec = kVecSize<T>, kWarps = kStagedThreads / 32;
   static_assert(kWarps == 32, "OverBlock reads a value a lane");
@@ -186,23 +224,24 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
     A max = -INFINITY;
     for (int i = threadIdx.x; i < count; i += kStagedThreads) {
       const Word<T> word = LoadLogits<T>(x, i, vocab);
-      for (int j = 0; j < kVec; ++j) max = fmax(max, ConvertTo<A>(word[j]));
+      for (int j = 0; j < kVec; ++j) max = fmax(max, loss.Score(ConvertTo<A>(word[j])));
     }
     max = OverBlock(max, maxima, [](A a, A b) { return fmax(a, b); });
     A sum = 0;
     for (int i = threadIdx.x; i < count; i += kStagedThreads) {
       const Word<T> word = LoadLogits<T>(x, i, vocab);
       for (int j = 0; j < kVec; ++j) {
-        sum += Exp2(kLog2E<A> * (ConvertTo<A>(word[j]) - max));
+        sum += Exp2(kLog2E<A> * (loss.Score(ConvertTo<A>(word[j])) - max));
       }
     }
     sum = OverBlock(sum, sums, [](A a, A b) { return a + b; });
-    const A log_factor = log2(scale / sum);
+    const A lse = log(sum) + max, log_factor = log2(loss.scale / sum);
+    const A factor = loss.SoftmaxFactor(lse);
     if (threadIdx.x == target / kVec % kStagedThreads) {
-      losses[row] = log(sum) + max - ConvertTo<A>(x[target / kVec][target % kVec]);
+      losses[row] = loss.Of(lse, loss.Score(ConvertTo<A>(x[target / kVec][target % kVec])));
     }
     for (int i = threadIdx.x; i < count; i += kStagedThreads) {
-      words[i] = Gradient<T>(LoadLogits<T>(x, i, vocab), i, target, scale, max, log_factor);
+      words[i] = Gradient<T>(loss, LoadLogits<T>(x, i, vocab), i, target, max, log_factor, factor);
     }
   }
 }
@@ -282,30 +321,41 @@ size_t SharedBytes() {
   return bytes - 1024;
 }
 
+template <typename T, bool kChanged>
+void LaunchSoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
+                               const int32_t* targets, const LossTerms& terms, bool gradient,
+                               void* losses) {
+  using A = Accumulator<T>;
+  const Loss<A, kChanged> loss(terms);
+  const size_t both_rows = 2 * stride * sizeof(T);
+  if (gradient && stride >= 2 * kStagedThreads * kVecSize<T> && both_rows <= SharedBytes()) {
+    const auto kernel = StagedSoftmaxCrossEntropyKernel<T, kChanged>;
+    BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(both_rows)));
+    const int64_t blocks = std::min<int64_t>(rows, CurrentContext().multiprocessors);
+    kernel<<<blocks, kStagedThreads, both_rows, CurrentStream()>>>(
+        rows, static_cast<int>(vocab), stride, targets, loss, Data<T>(logits),
+        static_cast<A*>(losses));
+  } else {
+    SoftmaxCrossEntropyKernel<T, kChanged><<<rows, kThreads, 0, CurrentStream()>>>(
+        static_cast<int>(vocab), stride, targets, loss, gradient, Data<T>(logits),
+        static_cast<A*>(losses));
+  }
+}
+
 }  // namespace
 
 void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
-                         const int32_t* targets, double scale, bool gradient, void* losses) {
+                         const int32_t* targets, const LossTerms& terms, bool gradient,
+                         void* losses) {
   if (rows == 0) return;
   BURST_CHECK_EQ(stride * SizeOf(logits.dtype()) % 16, 0);
-  BURST_CHECK(!gradient || scale > 0) << "a scale of " << scale;
+  BURST_CHECK(!gradient || terms.scale > 0) << "a scale of " << terms.scale;
   DispatchDtype(logits.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    using A = Accumulator<T>;
-    const size_t both_rows = 2 * stride * sizeof(T);
-    if (gradient && stride >= 2 * kStagedThreads * kVecSize<T> && both_rows <= SharedBytes()) {
-      const auto kernel = StagedSoftmaxCrossEntropyKernel<T>;
-      BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(both_rows)));
-      const int64_t blocks = std::min<int64_t>(rows, CurrentContext().multiprocessors);
-      kernel<<<blocks, kStagedThreads, both_rows, CurrentStream()>>>(
-          rows, static_cast<int>(vocab), stride, targets, static_cast<A>(scale), Data<T>(logits),
-          static_cast<A*>(losses));
-    } else {
-      SoftmaxCrossEntropyKernel<T><<<rows, kThreads, 0, CurrentStream()>>>(
-          static_cast<int>(vocab), stride, targets, static_cast<A>(scale), gradient,
-          Data<T>(logits), static_cast<A*>(losses));
-    }
+    const auto launch = terms.z != 0 || terms.softcap != 0 ? LaunchSoftmaxCrossEntropy<T, true>
+                                                           : LaunchSoftmaxCrossEntropy<T, false>;
+    launch(logits, rows, vocab, stride, targets, terms, gradient, losses);
   });
   BURST_CUDA_CHECK_LAUNCH("SoftmaxCrossEntropy");
 }

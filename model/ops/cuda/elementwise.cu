@@ -11,8 +11,8 @@ constexpr int kVecs = 2;  // vectors of a thread, both loaded before one is used
 
 // Sets y[i] = Op(a[i], b[i]), or Op(a[i]) where b is null.
 template <typename T, int N, bool kTwo, typename Op>
-__global__ void __launch_bounds__(kThreads)
-    MapKernel(int64_t n, const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ y) {
+__global__ void __launch_bounds__(kThreads) MapKernel(int64_t n, Op op, const T* __restrict__ a,
+                                                      const T* __restrict__ b, T* __restrict__ y) {
   using A = Accumulator<T>;
   const int64_t first = blockIdx.x * int64_t{kThreads * kVecs} + threadIdx.x;
   Words<T, N> in_a[kVecs], in_b[kVecs];
@@ -30,20 +30,20 @@ __global__ void __launch_bounds__(kThreads)
       A out[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        out[j] = Op::template Apply<T>(in_a[p][j], kTwo ? in_b[p][j] : A(0));
+        out[j] = op.template Apply<T>(in_a[p][j], kTwo ? in_b[p][j] : A(0));
       }
       StoreRounded<T, N>(out, y + at);
     } else {  // the end, when N does not divide n
       for (int64_t i = at; i < n; ++i) {
         y[i] = ConvertTo<T>(
-            Op::template Apply<T>(ConvertTo<A>(a[i]), kTwo ? ConvertTo<A>(b[i]) : A(0)));
+            op.template Apply<T>(ConvertTo<A>(a[i]), kTwo ? ConvertTo<A>(b[i]) : A(0)));
       }
     }
   }
 }
 
-template <typename Op, bool kTwo>
-void Map(const Tensor& a, const Tensor& b, const Tensor& y) {
+template <bool kTwo, typename Op>
+void Map(Op op, const Tensor& a, const Tensor& b, const Tensor& y) {
   const int64_t n = y.numel();
   if (n == 0) return;
   // The kernel handles the elements left over at the end, so any width is allowed.
@@ -52,7 +52,7 @@ void Map(const Tensor& a, const Tensor& b, const Tensor& y) {
     constexpr int N = decltype(vec_size)::value;
     MapKernel<T, N, kTwo, Op>
         <<<BlocksFor((n + N - 1) / N, kThreads * kVecs), kThreads, 0, CurrentStream()>>>(
-            n, Data<T>(a), Data<T>(b), Data<T>(y));
+            n, op, Data<T>(a), Data<T>(b), Data<T>(y));
   });
   BURST_CUDA_CHECK_LAUNCH("Map");
 }
@@ -63,7 +63,7 @@ constexpr double kB = 0.044715 * kA;
 
 struct GeluOp {
   template <typename T, typename A>
-  static __device__ A Apply(A x, A) {
+  __device__ A Apply(A x, A) const {
     return x * Sigmoid<T>(x * (A(kA) + A(kB) * x * x));
   }
 };
@@ -71,28 +71,52 @@ struct GeluOp {
 // dx = dy s (1 + x (1 - s) (a + 3 b x^2))
 struct GeluBackwardOp {
   template <typename T, typename A>
-  static __device__ A Apply(A x, A dy) {
+  __device__ A Apply(A x, A dy) const {
     const A s = Sigmoid<T>(x * (A(kA) + A(kB) * x * x));
     return dy * s * (1 + x * (1 - s) * (A(kA) + A(3 * kB) * x * x));
   }
 };
 
+struct SoftCapOp {
+  double cap;
+  template <typename T, typename A>
+  __device__ A Apply(A x, A) const {
+    return A(cap) * tanh(x / A(cap));
+  }
+};
+
+struct SoftCapBackwardOp {
+  double cap;
+  template <typename T, typename A>
+  __device__ A Apply(A y, A dy) const {
+    return dy * (1 - (y / A(cap)) * (y / A(cap)));
+  }
+};
+
 struct AddOp {
   template <typename T, typename A>
-  static __device__ A Apply(A a, A b) {
+  __device__ A Apply(A a, A b) const {
     return a + b;
   }
 };
 
 }  // namespace
 
-void GeluForward(const Tensor& x, const Tensor& y) { Map<GeluOp, false>(x, Tensor(), y); }
+void GeluForward(const Tensor& x, const Tensor& y) { Map<false>(GeluOp(), x, Tensor(), y); }
 
 void GeluBackward(const Tensor& x, const Tensor& dy, const Tensor& dx) {
-  Map<GeluBackwardOp, true>(x, dy, dx);
+  Map<true>(GeluBackwardOp(), x, dy, dx);
 }
 
-void AddForward(const Tensor& a, const Tensor& b, const Tensor& y) { Map<AddOp, true>(a, b, y); }
+void SoftCapForward(const Tensor& x, double cap, const Tensor& y) {
+  Map<false>(SoftCapOp{cap}, x, Tensor(), y);
+}
+
+void SoftCapBackward(const Tensor& y, const Tensor& dy, double cap, const Tensor& dx) {
+  Map<true>(SoftCapBackwardOp{cap}, y, dy, dx);
+}
+
+void AddForward(const Tensor& a, const Tensor& b, const Tensor& y) { Map<true>(AddOp(), a, b, y); }
 
 // ---- SwiGLU.
 

@@ -150,7 +150,7 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
 }
 
 Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
-                            const Tensor& targets, double scale, int64_t chunk) {
+                            const Tensor& targets, const LossTerms& terms, int64_t chunk) {
   constexpr int64_t kLogitBytes = int64_t{2} << 30;  // of one chunk, at most
   constexpr int64_t kRows = 256;                     // a multiple of every tile of a GEMM
   const int64_t vocab = weight.value().dim(0), width = weight.value().dim(1);
@@ -193,7 +193,7 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
     const Matrix l{logits.raw_data(), dtype, rows, stride, stride, false};
     BURST_GPU_KERNEL(MatMul, MatMulParams{x_rows, w.Transposed(), l});
     BURST_GPU_KERNEL(SoftmaxCrossEntropy, logits, rows, vocab, stride,
-                     static_cast<const int32_t*>(targets.raw_data()) + begin, scale, needs_grad,
+                     static_cast<const int32_t*>(targets.raw_data()) + begin, terms, needs_grad,
                      static_cast<char*>(losses.raw_data()) + begin * SizeOf(sum_dtype));
     if (dx_wanted) {
       BURST_GPU_KERNEL(MatMul, MatMulParams{l, w, AsMatrix(dx, width).Rows(begin, begin + rows)});
@@ -204,7 +204,7 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
       BURST_GPU_KERNEL(MatMul, gemm);
     }
   }
-  BURST_GPU_KERNEL(SumLosses, losses, scale, loss.value());
+  BURST_GPU_KERNEL(SumLosses, losses, terms.scale, loss.value());
   if (!needs_grad) return loss;
 
   tape.Record("cross_entropy", {loss}, [=] {

@@ -16,6 +16,7 @@
 #include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor.h"
 #include "model/ops/cuda/matmul.h"
+#include "model/ops/loss_terms.h"
 
 namespace burst {
 
@@ -86,6 +87,9 @@ void SwiGluForward(const Tensor& gate_up, const Tensor& y);
 void SwiGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up);
 void GeluForward(const Tensor& x, const Tensor& y);
 void GeluBackward(const Tensor& x, const Tensor& dy, const Tensor& dx);
+void SoftCapForward(const Tensor& x, double cap, const Tensor& y);
+// dx = dy (1 - (y / cap)^2)
+void SoftCapBackward(const Tensor& y, const Tensor& dy, double cap, const Tensor& dx);
 void AddForward(const Tensor& a, const Tensor& b, const Tensor& y);
 
 // --- Embedding. ids: [tokens] int32. table: [rows, width]. y, dy: [tokens, width].
@@ -113,13 +117,14 @@ void AddBias(const Tensor& y, const Tensor& bias);
 // contiguous; sum: [width], of the accumulator's type of y.
 void ColumnSums(const Tensor& y, const Tensor& sum, bool add);
 
-// losses[i] = -log softmax(logits[i])[targets[i]], 0 for a target of -1. With `gradient`, the
-// logits become scale (softmax - onehot), 0 for a target of -1 and behind the vocabulary. logits:
+// losses[i] = the loss of a row (LossTerms), 0 for a target of -1. With `gradient`, the logits
+// become their gradient times the scale, 0 for a target of -1 and behind the vocabulary. logits:
 // [rows, stride], of which the first vocab count; stride is a multiple of 16 bytes. targets: [rows]
 // int32. losses: [rows], in the logits' accumulator type. A target outside [-1, vocab)
 // traps: data is checked where it is read. With `gradient`, scale > 0.
 void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
-                         const int32_t* targets, double scale, bool gradient, void* losses);
+                         const int32_t* targets, const LossTerms& terms, bool gradient,
+                         void* losses);
 
 // total = scale * sum of losses [n], in a fixed order. total: [] of the losses' dtype.
 void SumLosses(const Tensor& losses, double scale, const Tensor& total);
@@ -217,7 +222,7 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
                  const std::function<void()>& dx_done, ResultUse use);
 
 Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
-                            const Tensor& targets, double scale, int64_t chunk);
+                            const Tensor& targets, const LossTerms& terms, int64_t chunk);
 
 }  // namespace cuda
 }  // namespace burst
