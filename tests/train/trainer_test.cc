@@ -188,7 +188,6 @@ TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
 TEST_F(TrainerTest, ResumesWhereItStopped) {
   for (const char* kind : {"plain", "changed_scores", "muon"}) {
     const bool muon = std::string(kind) == "muon";
-    if (muon && kTestDevice == DeviceType::kCuda) continue;
     TrainConfig options = Options(absl::StrCat("parts_", kind));
     options.schedule = LrShape::kConstant;
     options.steps = 7;

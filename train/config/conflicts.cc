@@ -118,7 +118,7 @@ constexpr Side kGpuPrecision = {"precision", "--precision=tf32, bf16 or fp8", "a
                                   return c.given().precision != Precision::kAuto &&
                                          c.given().precision != Precision::kFp32;
                                 }};
-constexpr Side kMuon = {"optimizer", "--optimizer=muon", "adamw", "--device=cpu --optimizer=muon",
+constexpr Side kMuon = {"optimizer", "--optimizer=muon", "adamw", "--optimizer=muon",
                         [](const Config& c) { return c.optimizer == OptimizerKind::kMuon; }};
 constexpr Side kNotMuon = {"optimizer", "without --optimizer=muon", "muon", "",
                            [](const Config& c) { return c.optimizer != OptimizerKind::kMuon; }};
@@ -231,7 +231,7 @@ constexpr TrainConflict kConflicts[] = {
     {kEpochs, kTokens, "both say how long the run is", kLeaveOut},
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
-    {kMuon, kGpu, "it runs on CPUs alone", "give adamw"},
+    {kMuon, kOffloadOptimizer, "an update needs whole matrices on the GPU", "give adamw"},
     {kMuon, kZero, "an update needs whole matrices", "give adamw"},
     {kMuon, kTensorParallel, "an update needs whole matrices", "give adamw"},
     {kMuonMomentum, kNotMuon, "AdamW has --beta1", kLeaveOut},

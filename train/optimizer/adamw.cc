@@ -74,30 +74,50 @@ void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, i
   });
 }
 
-// Updates a part of the state that begins at part.offset: `matrices` by Muon, the rest by AdamW.
+// Calls by_adamw(begin, end) and by_muon(matrix) for the ranges of [begin, end) in order: the
+// matrices, and what is between them.
+template <typename ByAdamW, typename ByMuon>
+void ForRanges(const std::vector<MuonMatrix>& matrices, int64_t begin, int64_t end,
+               const ByAdamW& by_adamw, const ByMuon& by_muon) {
+  int64_t at = begin;
+  for (const MuonMatrix& matrix : matrices) {
+    if (matrix.begin < begin || matrix.begin >= end) continue;
+    BURST_CHECK_LE(matrix.end(), end);
+    by_adamw(at, matrix.begin);
+    by_muon(matrix);
+    at = matrix.end();
+  }
+  by_adamw(at, end);
+}
+
+// Returns the elements [begin, end) of a part, counted from the start of the state.
+cuda::AdamWPart Cut(const cuda::AdamWPart& part, int64_t begin, int64_t end) {
+  const auto cut = [&](const Tensor& tensor) {
+    return tensor.null() ? Tensor() : tensor.Slice(0, begin - part.offset, end - begin);
+  };
+  return {begin,       cut(part.grads),   cut(part.masters), cut(part.m),
+          cut(part.v), cut(part.compute), cut(part.average)};
+}
+
+// Updates a part of the state on the CPU: `matrices` by Muon, the rest by AdamW.
 template <typename T>
 void UpdatePart(const cuda::AdamWUpdate& update, double number, double norm,
                 const std::vector<DecayRange>& decay, const std::vector<MuonMatrix>& matrices,
-                double momentum, const cuda::AdamWPart& part) {
+                MuonUpdate muon, const cuda::AdamWPart& part) {
   const Coefficients<T> c(update, number, norm);
-  const MuonUpdate muon = {update.lr, momentum, 1 - update.lr * update.weight_decay, c.grad_scale};
-  const int64_t part_end = part.offset + part.m.numel();
+  muon.grad_scale = c.grad_scale;
   T *const g = part.grads.data<T>(), *const p = part.masters.data<T>();
   T *const m = part.m.data<T>(), *const v = part.v.data<T>();
-  int64_t at = part.offset;
-  const auto by_adamw = [&](int64_t end) {
-    const int64_t i = at - part.offset;
-    UpdateAll<T>(c, decay, at, end - at, g + i, p + i, m + i, v + i);
-  };
-  for (const MuonMatrix& matrix : matrices) {
-    if (matrix.begin < part.offset || matrix.begin >= part_end) continue;
-    BURST_CHECK_LE(matrix.end(), part_end);
-    by_adamw(matrix.begin);
-    const int64_t i = matrix.begin - part.offset;
-    UpdateByMuon<T>(muon, matrix, g + i, p + i, m + i);
-    at = matrix.end();
-  }
-  by_adamw(part_end);
+  ForRanges(
+      matrices, part.offset, part.offset + part.m.numel(),
+      [&](int64_t begin, int64_t end) {
+        const int64_t i = begin - part.offset;
+        UpdateAll<T>(c, decay, begin, end - begin, g + i, p + i, m + i, v + i);
+      },
+      [&](const MuonMatrix& matrix) {
+        const int64_t i = matrix.begin - part.offset;
+        UpdateByMuon<T>(muon, matrix, g + i, p + i, m + i);
+      });
 }
 
 void UpdateAverage(double decay, const Tensor& weights, const Tensor& average) {
@@ -124,7 +144,7 @@ class BegunUpdate {
       : update_(update),
         decay_(decay),
         matrices_(matrices),
-        momentum_(momentum),
+        muon_{update.lr, momentum, 1 - update.lr * update.weight_decay},
         average_decay_(average_decay),
         decay_bounds_(decay_bounds),
         loss_and_norm_(loss_and_norm),
@@ -142,7 +162,16 @@ class BegunUpdate {
 
   void Apply(const cuda::AdamWPart& part) const {
     if (!coefficients_.null()) {
-      BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_, part);
+      ForRanges(
+          matrices_, part.offset, part.offset + part.m.numel(),
+          [&](int64_t begin, int64_t end) {
+            BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_,
+                             Cut(part, begin, end));
+          },
+          [&](const MuonMatrix& matrix) {
+            UpdateByMuonOnGpu(muon_, matrix, coefficients_, loss_and_norm_,
+                              Cut(part, matrix.begin, matrix.end()));
+          });
       if (part.average.null()) return;
       BURST_GPU_KERNEL(UpdateAverage, average_decay_, loss_and_norm_, updates_, part.masters,
                        part.average);
@@ -150,7 +179,7 @@ class BegunUpdate {
     }
     if (number_ == 0) return;
     DispatchFloat(part.m.dtype(), [&](auto zero) {
-      UpdatePart<decltype(zero)>(update_, number_, norm_, decay_, matrices_, momentum_, part);
+      UpdatePart<decltype(zero)>(update_, number_, norm_, decay_, matrices_, muon_, part);
     });
     if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
     if (part.average.null()) return;
@@ -161,7 +190,8 @@ class BegunUpdate {
   const cuda::AdamWUpdate& update_;
   const std::vector<DecayRange>& decay_;
   const std::vector<MuonMatrix>& matrices_;
-  const double momentum_, average_decay_;
+  const MuonUpdate muon_;
+  const double average_decay_;
   const Tensor &decay_bounds_, &loss_and_norm_, &updates_;
   Tensor coefficients_;           // for a GPU
   double number_ = 0, norm_ = 0;  // for the CPU; 0 means that no update has begun
@@ -208,7 +238,7 @@ std::vector<AdamW::StateTensor> AdamW::state() const {
 }
 
 void AdamW::UseMuon(std::vector<MuonMatrix> matrices, double momentum) {
-  BURST_CHECK(device_ == DeviceType::kCpu && stream_ == nullptr);
+  BURST_CHECK(stream_ == nullptr);
   int64_t last = 0;
   for (const MuonMatrix& matrix : matrices) {
     BURST_CHECK(last <= matrix.begin && matrix.end() <= m_.numel());

@@ -45,7 +45,7 @@ class AdamW {
 
   // Updates these matrices by Muon from here on, instead of by AdamW. They are increasing and
   // disjoint, each lies in one part, and weight decay applies to them. Their momentum is in
-  // first_moment(), and second_moment() stays 0 there. On the CPU.
+  // first_moment(), and second_moment() stays 0 there. Not with streamed state.
   void UseMuon(std::vector<MuonMatrix> matrices, double momentum);
 
   // Keeps an average of the weights p from here on: after an update it becomes

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "burst/tensor/dispatch.cuh"
@@ -46,6 +47,8 @@ struct Coefficients {
     *p = (decays ? keep * *p : *p) - step_size * *m / (sqrt(*v) * sqrt_correct2 + eps);
   }
 };
+
+static_assert(offsetof(Coefficients<float>, grad_scale) == kGradScale * sizeof(float));
 
 // Runs on one thread: counts the update, unless loss or norm is not finite, and computes its
 // coefficients.

@@ -36,6 +36,7 @@ inline KernelWork WorkOf(const AdamWPart& part) {
 // need: [kAdamWCoefficients] of the masters' dtype. loss_and_norm: [2] float64. Unless both are
 // finite, this and AdamWStep do nothing.
 constexpr int64_t kAdamWCoefficients = 9;
+constexpr int64_t kGradScale = 8;  // the coefficient by which clipping multiplies gradients
 void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, const Tensor& updates,
                     const Tensor& coefficients);
 

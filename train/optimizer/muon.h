@@ -1,11 +1,12 @@
 // Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024): the update
-// of a matrix is its momentum with all singular values near 1. On the CPU.
+// of a matrix is its momentum with all singular values near 1.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "model/ops/matmul.h"
+#include "train/optimizer/adamw_cuda.h"
 
 namespace burst {
 
@@ -44,5 +45,12 @@ void Orthogonalize(const MatrixView<T>& x);
 // (Liu et al., arXiv 2502.16982).
 template <typename T>
 void UpdateByMuon(const MuonUpdate& update, const MuonMatrix& matrix, const T* g, T* p, T* m);
+
+// The same on a GPU, queued: `part` has the matrix's elements, update.grad_scale is taken from the
+// coefficients of BeginAdamWStep. With part.compute the five steps are in bfloat16, as by their
+// authors, else in the weights' type. Takes up to 12 bytes an element meanwhile.
+void UpdateByMuonOnGpu(const MuonUpdate& update, const MuonMatrix& matrix,
+                       const Tensor& coefficients, const Tensor& loss_and_norm,
+                       const cuda::AdamWPart& part);
 
 }  // namespace burst
