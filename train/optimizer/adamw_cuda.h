@@ -15,8 +15,8 @@ struct AdamWUpdate {
   double clip = 0;  // the largest norm; 0: no clipping
 };
 
-// Everything is [n]: grads, masters, m and v, all float32 or all float64; compute bfloat16 or null;
-// average of the masters' type or null.
+// Everything is [n]. grads, masters, m, v and average are all float32 or all float64; compute is
+// bfloat16. compute and average may be null.
 struct AdamWPart {
   int64_t offset = 0;  // number of its first element among all updated ones
   Tensor grads, masters, m, v, compute;

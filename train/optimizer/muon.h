@@ -46,9 +46,9 @@ void Orthogonalize(const MatrixView<T>& x);
 template <typename T>
 void UpdateByMuon(const MuonUpdate& update, const MuonMatrix& matrix, const T* g, T* p, T* m);
 
-// The same on a GPU, queued: `part` has the matrix's elements, update.grad_scale is taken from the
-// coefficients of BeginAdamWStep. With part.compute the five steps are in bfloat16, as by their
-// authors, else in the weights' type. Takes up to 12 bytes an element meanwhile.
+// Updates a matrix as UpdateByMuon does, on a GPU, queued. `part` has its elements. The
+// coefficients of BeginAdamWStep have the factor of the gradient. With part.compute the five steps
+// are in bfloat16, as by their authors, else in the weights' type. Takes up to 12 bytes an element.
 void UpdateByMuonOnGpu(const MuonUpdate& update, const MuonMatrix& matrix,
                        const Tensor& coefficients, const Tensor& loss_and_norm,
                        const cuda::AdamWPart& part);
