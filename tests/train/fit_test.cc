@@ -49,6 +49,21 @@ TEST(Fit, TakesTheFastestThatFits) {
   EXPECT_FALSE(Fits(chosen.plan, gpu));
 }
 
+// Chunks recompute, too, so recomputed layers without chunks may take less time than chunks alone.
+TEST(Fit, RecomputesLayersWhereChunksTakeLonger) {
+  const std::vector<std::string> arguments = {k8B, "--gpus=4xH100", "--seqlen=131072", "--batch=1"};
+  const absl::StatusOr<Question> question = Ask(arguments);
+  ASSERT_TRUE(question.ok()) << question.status();
+  const auto fitted =
+      FitStep(question->setup, question->gpu, 0, [](absl::string_view) { return true; });
+  ASSERT_TRUE(fitted.ok()) << fitted.status();
+  const StepPlan chunks = PlanFor(arguments, {"--ffn_chunk=16384", "--head_chunk=1", "--zero=3"});
+  const StepPlan layers = PlanFor(arguments, {"--recompute=selective", "--zero=3"});
+  EXPECT_TRUE(Fits(chunks, question->gpu) && Fits(layers, question->gpu));
+  EXPECT_LT(layers.step_seconds, chunks.step_seconds);
+  EXPECT_LE(fitted->plan.step_seconds, layers.step_seconds);
+}
+
 // The model is much larger than its step. It fits only without the optimizer's state, at a cost. It
 // does not fit if the host also lacks memory.
 TEST(Fit, OffloadsTheOptimizerWhereNothingElseFits) {

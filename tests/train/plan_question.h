@@ -22,6 +22,10 @@ inline constexpr char kSmall[] =
     "--model={\"family\":\"llama\",\"layers\":4,\"width\":256,\"heads\":4,\"kv_heads\":2,"
     "\"ffn\":1024,\"vocab\":512,\"dropout\":0}";
 
+// Llama 3.1 8B.
+inline constexpr char k8B[] =
+    "--model={\"family\":\"llama\",\"layers\":32,\"width\":4096,\"heads\":32,\"kv_heads\":8,"
+    "\"ffn\":14336,\"vocab\":128256}";
 // A model whose state is large compared with the activations of a step on few tokens.
 inline constexpr char kWide[] =
     "--model={\"family\":\"llama\",\"layers\":4,\"width\":1024,\"heads\":8,\"kv_heads\":2,"

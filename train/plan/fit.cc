@@ -229,9 +229,9 @@ std::string Needs(const StepPlan& plan, const GpuModel& gpu) {
 
 }  // namespace
 
-// More recomputation takes more time with any other options, except for an offloaded optimizer. So
-// the search ends with the first kind of recomputation whose step fits without one. The largest
-// stage needs least memory.
+// With equal chunks, more recomputation takes more time, except for an offloaded optimizer. So once
+// a step fits without one, more recomputation is tried with fewer chunks only: they recompute, too.
+// The largest stage needs least memory.
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
                                    int gpus_per_node, const MayChoose& may_choose) {
   const Ranges ranges = RangesOf(setup.config, may_choose);
@@ -241,6 +241,7 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
     if (!best.has_value() || IsBetter(other.plan, best->plan, gpu)) best = std::move(other);
     return fits;
   };
+  size_t tried = ranges.chunks.size();  // chunks to try, from the first
   for (const Recomputation& recompute : ranges.recomputes) {
     const auto make = [&](const Chunks& chunks, int64_t stage, Offload offload) {
       return MakeCandidate(setup.config, recompute, chunks, stage, offload);
@@ -248,15 +249,17 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
     const auto plan = [&](const Candidate& candidate) {
       return PlanCandidate(setup, gpu, gpus_per_node, candidate);
     };
-    bool found = false;
+    size_t fitting = tried;  // the first chunks with which a step fits
     for (const Offload offload : ranges.offloads) {
-      if (found && OffloadsOptimizer(offload)) break;  // it costs time that nothing here saves
-      for (const Chunks& chunks : ranges.chunks) {
+      // An offloaded optimizer costs time that nothing here saves.
+      if (fitting < ranges.chunks.size() && OffloadsOptimizer(offload)) break;
+      for (size_t i = 0; i < tried; ++i) {
+        const Chunks& chunks = ranges.chunks[i];
         const Candidate smallest = make(chunks, ranges.stages.back(), offload);
         if (!Allowed(smallest.config)) continue;
         BURST_ASSIGN_OR_RETURN(FittedPlan least, plan(smallest));
         if (!consider(std::move(least))) continue;
-        found |= !OffloadsOptimizer(offload);
+        if (!OffloadsOptimizer(offload)) fitting = std::min(fitting, i);
         for (const int64_t stage : ranges.stages) {
           if (stage == ranges.stages.back()) continue;
           const Candidate candidate = make(chunks, stage, offload);
@@ -266,7 +269,8 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
         }
       }
     }
-    if (found) break;
+    tried = fitting;
+    if (tried == 0) break;
   }
   return *std::move(best);
 }
