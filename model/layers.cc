@@ -3,32 +3,25 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "model/ops/ops.h"
 
 namespace burst {
 
-const std::shared_ptr<const AttentionSchedule>& LayerSchedules::Of(bool is_full) const {
-  BURST_CHECK(!is_full || full != nullptr) << "no schedule for the model's full_layers";
-  return is_full ? full : windowed;
-}
-
 absl::StatusOr<LayerSchedules> MakeLayerSchedules(const ModelConfig& config,
                                                   const SequenceParallelAttention& attention,
                                                   int64_t seqlen, const Mask& mask) {
   Sequences sequences(seqlen);
-  const Mask without_window = mask.WithoutWindow();
-  if (!config.full_layers.empty()) sequences.spread_by = without_window;
+  const bool differ = !config.full_layers.empty() && mask.HasWindow();
+  if (differ) sequences.spread_by = mask.WithoutWindow();
   const auto make =
       [&](const Mask& of) -> absl::StatusOr<std::shared_ptr<const AttentionSchedule>> {
     BURST_ASSIGN_OR_RETURN(AttentionSchedule made, attention.Schedule(sequences, of));
     return std::make_shared<const AttentionSchedule>(std::move(made));
   };
-  LayerSchedules schedules;
-  BURST_ASSIGN_OR_RETURN(schedules.windowed, make(mask));
-  if (config.full_layers.empty()) return schedules;
-  BURST_ASSIGN_OR_RETURN(schedules.full, make(without_window));
+  BURST_ASSIGN_OR_RETURN(LayerSchedules schedules, make(mask));
+  if (!differ) return schedules;
+  BURST_ASSIGN_OR_RETURN(schedules.full, make(*sequences.spread_by));
   return schedules;
 }
 

@@ -31,13 +31,13 @@ struct ForwardPass;
 // full_layers. Both have one shard.
 struct LayerSchedules {
   LayerSchedules() = default;
-  // `full` may be null for a model without full_layers.
-  LayerSchedules(std::shared_ptr<const AttentionSchedule> windowed,  // implicit: of all layers
-                 std::shared_ptr<const AttentionSchedule> full = nullptr)
-      : windowed(std::move(windowed)), full(std::move(full)) {}
+  // All layers have one schedule. The conversion is implicit.
+  LayerSchedules(const std::shared_ptr<const AttentionSchedule>& all) : windowed(all), full(all) {}
 
-  // Returns the schedule of full_layers, or of the other layers. Checked: it is there.
-  const std::shared_ptr<const AttentionSchedule>& Of(bool is_full) const;
+  // Returns the schedule of full_layers, or of the other layers.
+  const std::shared_ptr<const AttentionSchedule>& Of(bool is_full) const {
+    return is_full ? full : windowed;
+  }
   const TokenShard& shard() const { return windowed->shard(); }
 
   std::shared_ptr<const AttentionSchedule> windowed, full;

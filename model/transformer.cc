@@ -358,8 +358,9 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     positions.data<int32_t>()[i] = static_cast<int32_t>(start + i % n);
   }
   positions = positions.To(device());
-  const std::array<CachedAttention, 2> attention = {cache.AttentionOfNext(n, /*full=*/false),
-                                                    cache.AttentionOfNext(n, /*full=*/true)};
+  const CachedAttention windowed = cache.AttentionOfNext(n, /*full=*/false);
+  const CachedAttention full =
+      config_.full_layers.empty() ? windowed : cache.AttentionOfNext(n, /*full=*/true);
   const int64_t kept = cache.KeepsNext() ? n : 0;  // tokens that this rank keeps
   absl::Status status;
   Tape tape(/*recording=*/false);
@@ -374,7 +375,8 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     const auto cached =
         cache.Append(layer, heads(q, kv).Slice(1, 0, kept), heads(q + kv, kv).Slice(1, 0, kept));
     if (status.ok()) {
-      const absl::StatusOr<Tensor> out = attention[config_.IsFull(layer)].Forward(
+      const CachedAttention& attention = config_.IsFull(layer) ? full : windowed;
+      const absl::StatusOr<Tensor> out = attention.Forward(
           heads(0, q), cached.k, cached.v, sinks.defined() ? sinks.value() : Tensor());
       if (out.ok()) return Variable(*out);
       status = out.status();

@@ -162,6 +162,8 @@ Mask Mask::WithDocuments(DocumentStarts documents) const {
   return Mask(std::move(mask));
 }
 
+bool Mask::HasWindow() const { return intervals() != nullptr && intervals()->window > 0; }
+
 Mask Mask::WithoutWindow() const {
   IntervalMask mask = CopyIntervals();
   mask.window = 0;

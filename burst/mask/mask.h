@@ -47,6 +47,7 @@ class Mask {
 
   // A query sees keys of its own document only.
   Mask WithDocuments(DocumentStarts documents) const;
+  bool HasWindow() const;
   // A query also sees keys that are farther away than the window.
   Mask WithoutWindow() const;
   // A query sees all keys of its span, each of which is within a document.

@@ -188,12 +188,11 @@ LayerSchedules LayerRunner::RecomputedPrefix(const LayerSchedules& schedules) co
   if (prefix_of_.windowed == schedules.windowed && prefix_of_.full == schedules.full) {
     return prefix_;
   }
-  const auto half = [](const std::shared_ptr<const AttentionSchedule>& whole) {
-    return whole == nullptr ? nullptr
-                            : std::make_shared<const AttentionSchedule>(
-                                  whole->Prefix(whole->shard().seqlen() / 2));
+  const auto half = [](const AttentionSchedule& whole) {
+    return std::make_shared<const AttentionSchedule>(whole.Prefix(whole.shard().seqlen() / 2));
   };
-  prefix_ = {half(schedules.windowed), half(schedules.full)};
+  prefix_ = half(*schedules.windowed);
+  if (schedules.full != schedules.windowed) prefix_.full = half(*schedules.full);
   prefix_of_ = schedules;
   return prefix_;
 }

@@ -40,8 +40,8 @@ class LayerRunner {
   int64_t offload_bytes() const { return copies_ == nullptr ? 0 : copies_->host_bytes(); }
 
   // Runs layers [layers.begin, layers.end) on the residual stream x, [batch, length, width], and
-  // returns the stream after them. `schedules` may be null if nothing is
-  // recorded. With `fills_cache` attention takes all heads at once. `ready` may be null.
+  // returns the stream after them. `schedules` may have none if nothing is recorded. With
+  // `fills_cache` attention takes all heads at once. `ready` may be null.
   Variable Run(const ForwardPass& pass, const LayerRange& layers, Variable x,
                const LayerSchedules& schedules, bool fills_cache,
                const GradientsReady& ready) const;

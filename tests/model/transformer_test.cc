@@ -422,15 +422,16 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
   }
 }
 
-// A ring sends for a layer with a window only the keys and values that the window needs.
+// A ring sends for a layer with a window only what the window needs.
 TEST(Ranks, EachLayerSendsWhatItsOwnWindowNeeds) {
   constexpr int kRanks = 4;
-  // Returns the bytes that all ranks send in a step of a model with these full_layers.
+  // Returns the bytes, forward and backward, that all ranks send in a step of a model with these
+  // full_layers.
   const auto bytes = [](const std::vector<int64_t>& full_layers) {
     ModelConfig config = SmallLayered();
     config.full_layers = full_layers;
     const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/64);
-    std::atomic<int64_t> sent{0};
+    std::atomic<int64_t> forward{0}, backward{0};
     const absl::Status status = RunRanks(kRanks, [&](Communicator& comm) -> absl::Status {
       BurstAttentionOptions options;
       options.layout = Layout::kContiguous;
@@ -438,11 +439,12 @@ TEST(Ranks, EachLayerSendsWhatItsOwnWindowNeeds) {
       BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
                              SchedulesOf(config, *attention, text, /*window=*/5));
       Step(*MakeModel(config), *attention, Cut(text, schedules), 0.1);
-      sent += attention->bytes_sent().forward;
+      forward += attention->bytes_sent().forward;
+      backward += attention->bytes_sent().backward;
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
-    return sent.load();
+    return std::pair(forward.load(), backward.load());
   };
   const ModelConfig config = SmallLayered();
   const int64_t channels = 2 * config.kv_heads * config.head_dim;  // of keys and values
@@ -450,9 +452,13 @@ TEST(Ranks, EachLayerSendsWhatItsOwnWindowNeeds) {
   // Batches have two rows. Without a window the keys of rank r are sent to the 3 - r ranks behind
   // it; with one, four tokens before each of three borders are sent.
   const int64_t full = 2 * token * 16 * (3 + 2 + 1), windowed = 2 * token * 4 * 3;
-  EXPECT_EQ(bytes({}), 3 * windowed);
-  EXPECT_EQ(bytes({1}), full + 2 * windowed);
-  EXPECT_EQ(bytes({0, 1, 2}), 3 * full);
+  const auto none = bytes({}), one = bytes({1}), all = bytes({0, 1, 2});
+  EXPECT_EQ(none.first, 3 * windowed);
+  EXPECT_EQ(one.first, full + 2 * windowed);
+  EXPECT_EQ(all.first, 3 * full);
+  // In the backward, too, each layer sends by its own mask.
+  EXPECT_EQ(3 * one.second, all.second + 2 * none.second);
+  EXPECT_LT(2 * none.second, all.second);
 }
 
 }  // namespace

@@ -48,7 +48,8 @@ void UpdateByMuon(const MuonUpdate& update, const MuonMatrix& matrix, const T* g
 
 // Updates a matrix as UpdateByMuon does, on a GPU, queued. `part` has its elements. The
 // coefficients of BeginAdamWStep have the factor of the gradient. With part.compute the five steps
-// are in bfloat16, as by their authors, else in the weights' type. Takes up to 12 bytes an element.
+// are in bfloat16, as by their authors, else in the weights' type. Takes memory for an element of
+// the weights' type and four of the steps' type, for each of the matrix.
 void UpdateByMuonOnGpu(const MuonUpdate& update, const MuonMatrix& matrix,
                        const Tensor& coefficients, const Tensor& loss_and_norm,
                        const cuda::AdamWPart& part);
