@@ -283,40 +283,44 @@ TEST(HuggingFaceConfig, DropoutOfWeightsIsWrittenInTheFamilysName) {
   }
 }
 
+// The error names what the closest family has instead.
 TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
-  auto config = *ParseHuggingFaceConfig(kQwen);
-  config.model.qk_norm = true;
-  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
-              HasSubstr("qkv_bias and qk_norm without attention_out_bias"));
-  config = *ParseHuggingFaceConfig(kLlama31);
-  config.model.attention_out_bias = true;
-  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
-              HasSubstr("attention_out_bias without qkv_bias"));
-  config = *ParseHuggingFaceConfig(kGpt2);
-  config.model.kv_heads = 4;
-  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
-              HasSubstr("grouped-query"));
-  config = *ParseHuggingFaceConfig(kLlama31);
-  config.window = 64;
-  config.model.full_layers = {1};
-  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
-              HasSubstr("full_layers in a mistral"));
-  config.model.window_rope_theta = 500;
-  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
-              HasSubstr("window_rope_theta"));
-  config = *ParseHuggingFaceConfig(kGpt2);
-  config.window = 64;
-  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()), HasSubstr("window"));
-  for (const char* json : {kGpt2, kLlama31}) {
-    config = *ParseHuggingFaceConfig(json);
-    config.model.attention_softcap = 50;
-    EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
-                HasSubstr("attention_softcap"));
-    config.model.attention_softcap = 0;
-    config.model.attention_sinks = true;
-    EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
-                HasSubstr("attention_sinks"));
+  struct Case {
+    const char* base;
+    void (*change)(HuggingFaceConfig*);
+    const char* says;
+  };
+  for (const Case& c : std::vector<Case>{
+           {kQwen, [](HuggingFaceConfig* c) { c->model.qk_norm = true; },
+            "qwen2: qk_norm true instead"},
+           {kLlama31, [](HuggingFaceConfig* c) { c->model.attention_out_bias = true; },
+            "bias true"},
+           {kGpt2, [](HuggingFaceConfig* c) { c->model.kv_heads = 4; }, "gpt2: kv_heads 4 instead"},
+           {kGpt2, [](HuggingFaceConfig* c) { c->window = 64; }, "gpt2: window 64 instead of 0"},
+           {kLlama31, [](HuggingFaceConfig* c) { c->window = 64, c->model.full_layers = {1}; },
+            "full_layers [1] instead of []"},
+           {kLlama31, [](HuggingFaceConfig* c) { c->window = 64, c->model.ffn_bias = true; },
+            "window 64"},
+           {kLlama31, [](HuggingFaceConfig* c) { c->model.attention_softcap = 50; }, "softcap 50"},
+           {kGpt2, [](HuggingFaceConfig* c) { c->model.logits_softcap = 50; }, "logits_softcap"},
+           {kGpt2, [](HuggingFaceConfig* c) { c->model.attention_sinks = true; }, "sinks true"},
+       }) {
+    auto config = *ParseHuggingFaceConfig(c.base);
+    c.change(&config);
+    const absl::Status status = MakeHuggingFaceConfig(config).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("must be one that a family"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.says));
   }
+}
+
+// A model that came from one family may now be another's.
+TEST(HuggingFaceConfig, TheFirstFamilyThatHasTheModelIsWritten) {
+  auto config = *ParseHuggingFaceConfig(kLlama31);
+  config.window = 64;
+  EXPECT_EQ(Json::parse(*MakeHuggingFaceConfig(config))["model_type"], "mistral");
+  config.type = "phi3";
+  EXPECT_EQ(Json::parse(*MakeHuggingFaceConfig(config))["model_type"], "phi3");
 }
 
 TEST(HuggingFaceConfig, WithAnotherDType) {

@@ -1,8 +1,8 @@
 // Reads and writes config.json of a Hugging Face directory.
 //
-// The families are llama (2, 3, 3.1, 3.2), mistral, phi3, qwen2 (and 2.5), qwen3 (dense) and gpt2.
-// An error names a field that is unknown, or whose value this program does not compute. Fields for
-// training, sampling or other programs are ignored: config.cc lists them.
+// families/ has a file for each family. An error names a field that is unknown, or whose value this
+// program does not compute. Fields for training, sampling or other programs are ignored: fields.cc
+// lists them.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,23 @@ struct HuggingFaceConfig {
   std::string dtype;   // the weights' dtype: "float32", "bfloat16", "float16"; empty: not given
   // Rows and columns of a float8 weight that share a scale; 0: no weight is float8.
   int64_t scale_rows = 0, scale_cols = 0;
-  // model_type, which decides the tensors' names; empty: the family that the model's layers have.
+  // model_type, which decides the tensors' names; empty: the first family that has such models.
   std::string type = {};
+
+  bool HasWindow(int64_t layer) const { return window > 0 && !model.IsFull(layer); }
 };
 
 // Parses a config.json. InvalidArgument names the field, its value and valid values.
 absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json);
 
-// Returns a config.json that ParseHuggingFaceConfig reads as `config`. InvalidArgument means that
-// none of the families has such a model.
+// Returns a config.json that ParseHuggingFaceConfig reads as `config`, of its type if that has such
+// models. InvalidArgument means that none of the families has; it names the properties that the
+// closest one lacks.
 absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& config);
+
+// Returns the fields in which a model computes something else than another; "" if none. The rates
+// of dropout and the initial values do not count.
+std::string ComputedDifference(const HuggingFaceConfig& config, const HuggingFaceConfig& other);
 
 // Returns the config.json without these fields, such as "a", or "rope_scaling.a" within an object.
 // InvalidArgument names a field that it does not have.

@@ -197,10 +197,7 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
     if (before.ok()) {
       others = *kept;
       config.type = before->type;
-      before->model.dropout = config.model.dropout;
-      before->model.attention_dropout = config.model.attention_dropout;
-      before->model.init_std = config.model.init_std;
-      if (ModelDifference(before->model, config.model).empty() && before->window == config.window) {
+      if (ComputedDifference(*before, config).empty()) {
         BURST_ASSIGN_OR_RETURN(const std::string same, WithDType(*kept, dtype));
         return info.seqlen > before->model.context ? WithContext(same, info.seqlen) : same;
       }

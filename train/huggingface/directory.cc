@@ -175,7 +175,7 @@ absl::Status HuggingFaceDirectory::OpenFile(const std::string& name) {
 absl::Status HuggingFaceDirectory::CheckTensors() {
   const ForeignTensor first = ForeignTensors(config_, parameters_[0])[0];
   if (file_of_.count(first.name) == 0) {
-    missing_prefix_ = NamePrefix(config_.model);
+    missing_prefix_ = NamePrefix(config_);
     if (file_of_.count(NameThere(first)) == 0) missing_prefix_.clear();
   }
   std::set<std::string> wanted;
@@ -203,7 +203,7 @@ absl::Status HuggingFaceDirectory::CheckTensors() {
     }
   }
   for (const auto& [name, file] : file_of_) {
-    if (wanted.count(name) == 0 && !IsComputed(config_.model, name)) {
+    if (wanted.count(name) == 0 && !IsComputed(config_, name)) {
       return absl::InvalidArgumentError(
           absl::StrCat("the tensor '", name, "' does not belong to a model with this config.json"));
     }

@@ -22,16 +22,16 @@ struct ForeignTensor {
 };
 
 // Returns the tensors whose rows, one after the other, make up the parameter: queries, keys and
-// values, or gate and up. Other parameters have one tensor, and in Phi-3 all have one.
+// values, or gate and up. Other parameters have one tensor. The config's type must be known.
 std::vector<ForeignTensor> ForeignTensors(const HuggingFaceConfig& config,
                                           const Parameter& parameter);
 
 // Returns whether a tensor of a directory is not read. These are masks and angles, which this
 // program computes, and the head of a tied model, which must equal its embedding
 // (HuggingFaceDirectory).
-bool IsComputed(const ModelConfig& config, absl::string_view name);
+bool IsComputed(const HuggingFaceConfig& config, absl::string_view name);
 
 // Returns the prefix of the names ("model.", "transformer."), which a directory may lack.
-std::string NamePrefix(const ModelConfig& config);
+std::string NamePrefix(const HuggingFaceConfig& config);
 
 }  // namespace burst

@@ -1,22 +1,17 @@
 #include <nlohmann/json.hpp>
-#include <utility>
+#include <variant>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/json.h"
 #include "burst/base/status.h"
 #include "train/huggingface/config.h"
+#include "train/huggingface/families/family.h"
 
 namespace burst {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-absl::Status NoFamily(absl::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("no family of transformers that is known here has ", what));
-}
 
 Json Scaling(const RopeScaling& scaling) {
   Json json = {{"rope_type", Name(scaling.kind)}, {"factor", scaling.factor}};
@@ -40,101 +35,65 @@ Json Scaling(const RopeScaling& scaling) {
   return json;
 }
 
-absl::StatusOr<Json> Gpt2(const HuggingFaceConfig& config) {
-  const ModelConfig& m = config.model;
-  if (m.attention_channels() != m.width) return NoFamily("gpt2's layers with another head_dim");
-  if (m.kv_heads != m.heads) return NoFamily("gpt2's layers with grouped-query heads");
-  if (config.window > 0) return NoFamily("gpt2's layers with a window");
-  return Json{{"architectures", {"GPT2LMHeadModel"}},
-              {"model_type", "gpt2"},
-              {"n_layer", m.layers},
-              {"n_embd", m.width},
-              {"n_head", m.heads},
-              {"n_inner", m.ffn},
-              {"n_positions", m.context},
-              {"vocab_size", m.vocab},
-              {"activation_function", "gelu_new"},
-              {"layer_norm_epsilon", m.norm_eps},
-              {"embd_pdrop", m.dropout},
-              {"resid_pdrop", m.dropout},
-              {"attn_pdrop", m.attention_dropout},
-              {"tie_word_embeddings", m.tied_embeddings}};
+Json ValueOf(const PropertyField& field, const ModelConfig& model) {
+  const Json value =
+      std::visit([&](const auto property) { return Json(model.*property); }, field.property);
+  return field.null_is_zero && value == 0 ? Json() : value;
 }
 
-absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
-  const ModelConfig& m = config.model;
-  const bool window = config.window > 0, all_biases = m.qkv_bias && m.attention_out_bias;
-  if (m.attention_out_bias && !m.qkv_bias) return NoFamily("attention_out_bias without qkv_bias");
-  if (m.qk_norm && m.qkv_bias && !all_biases) {
-    return NoFamily("qkv_bias and qk_norm without attention_out_bias");
+// Returns the config.json of a family. If the family has no such models, it means another model.
+Json Write(const HuggingFaceFamily& family, const HuggingFaceConfig& config) {
+  const ModelConfig& model = config.model;
+  Json json = {{"architectures", Json::array({family.architecture})}, {"model_type", family.type}};
+  for (const PropertyField& field : family.properties) json[field.key] = ValueOf(field, model);
+  for (const FixedField& fixed : family.fixed) json[fixed.key] = fixed.values[0];
+  for (const auto& [key, rate] : family.rates) json[key] = model.*rate;
+  if (family.base.family != Family::kGpt2) json["rope_scaling"] = Scaling(model.rope_scaling);
+  if (family.read_window != nullptr) {
+    json["sliding_window"] = config.window > 0 ? Json(config.window) : Json();
   }
-  const bool plain = !m.qk_norm && !m.qkv_bias && !m.ffn_bias && m.attention_channels() == m.width;
-  const bool phi3 = config.type == "phi3" && plain;
-  const char* const type = phi3                        ? "phi3"
-                           : m.qk_norm                 ? "qwen3"
-                           : m.qkv_bias && !all_biases ? "qwen2"
-                           : window                    ? "mistral"
-                                                       : "llama";
-  if (m.ffn_bias && type != std::string("llama")) {
-    return NoFamily(absl::StrCat("ffn_bias in a ", type));
+  for (int64_t layer = 0; family.layers_differ && layer < model.layers; ++layer) {
+    json["layer_types"].push_back(config.HasWindow(layer) ? "sliding_attention" : "full_attention");
   }
-  const bool qwen = absl::StartsWith(type, "qwen");
-  if (window && !m.full_layers.empty() && !qwen) {
-    return NoFamily(absl::StrCat("full_layers in a ", type));
-  }
-  if (all_biases && window && !m.qk_norm) return NoFamily("biases and a window");
-  const char* const architecture = phi3        ? "Phi3ForCausalLM"
-                                   : m.qk_norm ? "Qwen3ForCausalLM"
-                                   : qwen      ? "Qwen2ForCausalLM"
-                                   : window    ? "MistralForCausalLM"
-                                               : "LlamaForCausalLM";
-  Json json = {{"architectures", {architecture}},
-               {"model_type", type},
-               {"num_hidden_layers", m.layers},
-               {"hidden_size", m.width},
-               {"num_attention_heads", m.heads},
-               {"num_key_value_heads", m.kv_heads},
-               {"head_dim", m.head_dim},
-               {"intermediate_size", m.ffn},
-               {"vocab_size", m.vocab},
-               {"max_position_embeddings", m.context},
-               {"hidden_act", "silu"},
-               {"rms_norm_eps", m.norm_eps},
-               {"rope_theta", m.rope_theta},
-               {"rope_scaling", Scaling(m.rope_scaling)},
-               {"attention_dropout", m.attention_dropout},
-               {"tie_word_embeddings", m.tied_embeddings}};
-  if (m.attention_out_bias) json["attention_bias"] = true;
-  if (m.ffn_bias) json["mlp_bias"] = true;
-  if (qwen) {
-    json["use_sliding_window"] = window;
-    // Programs that do not know layer_types read max_window_layers.
-    int64_t first = 0;
-    while (first < m.layers && (!window || m.IsFull(first))) ++first;
-    json["max_window_layers"] = first;
-    for (int64_t layer = 0; layer < m.layers; ++layer) {
-      const bool full = !window || m.IsFull(layer);
-      json["layer_types"].push_back(full ? "full_attention" : "sliding_attention");
-    }
-  }
-  if (window) json["sliding_window"] = config.window;
-  if (phi3) json.erase("head_dim");
+  if (family.write_more != nullptr) family.write_more(config, &json);
+  json["torch_dtype"] = config.dtype.empty() ? "float32" : config.dtype;
   return json;
 }
 
 }  // namespace
 
+std::string ComputedDifference(const HuggingFaceConfig& config, const HuggingFaceConfig& other) {
+  const auto computed = [](const HuggingFaceConfig& config) {
+    ModelConfig model = config.model.WithDefaults();
+    model.dropout = model.attention_dropout = model.init_std = 0;
+    if (config.window == 0) model.full_layers.clear();
+    return model;
+  };
+  const std::string differs = ModelDifference(computed(config), computed(other));
+  if (config.window == other.window) return differs;
+  return absl::StrCat(differs, differs.empty() ? "" : ", ", "window ", config.window,
+                      " instead of ", other.window);
+}
+
 absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& given) {
   HuggingFaceConfig config = given;
   config.model = given.model.WithDefaults();
-  if (config.model.attention_softcap != 0) return NoFamily("attention_softcap");
-  if (config.model.logits_softcap != 0) return NoFamily("logits_softcap");
-  if (config.model.window_rope_theta != 0) return NoFamily("window_rope_theta");
-  if (config.model.attention_sinks) return NoFamily("attention_sinks");
-  BURST_ASSIGN_OR_RETURN(Json json,
-                         config.model.family == Family::kGpt2 ? Gpt2(config) : LlamaLike(config));
-  json["torch_dtype"] = config.dtype.empty() ? "float32" : config.dtype;
-  return absl::StrCat(json.dump(2), "\n");
+  std::vector<const HuggingFaceFamily*> families;
+  if (const HuggingFaceFamily* own = FindFamily(config.type)) families.push_back(own);
+  for (const HuggingFaceFamily& family : HuggingFaceFamilies()) families.push_back(&family);
+  std::string closest;
+  for (const HuggingFaceFamily* family : families) {
+    const std::string json = Write(*family, config).dump(2) + "\n";
+    const absl::StatusOr<HuggingFaceConfig> read = ParseHuggingFaceConfig(json);
+    const std::string differs =
+        read.ok() ? ComputedDifference(config, *read) : std::string(read.status().message());
+    if (differs.empty()) return json;
+    if (closest.empty() || differs.size() < closest.size()) {
+      closest = absl::StrCat(family->type, ": ", differs);
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the model must be one that a family of transformers has; got, compared with ", closest));
 }
 
 absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view dtype) {

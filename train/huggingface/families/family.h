@@ -1,0 +1,98 @@
+// What differs between the model families of transformers: fields of config.json, and names of
+// tensors. The readers and writers one folder up know nothing else of a family.
+//
+// A family is a function in a file of this folder, and a line in families.cc.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "model/config.h"
+#include "train/huggingface/config.h"
+#include "train/huggingface/fields.h"
+
+namespace burst {
+
+// A field of config.json that is a property of the model.
+struct PropertyField {
+  const char* key;
+  std::variant<int64_t ModelConfig::*, double ModelConfig::*, bool ModelConfig::*> property;
+  // The property where the field is missing or null; none: the field must be there. 0 stands for
+  // ModelConfig's default.
+  std::optional<double> missing = std::nullopt;
+  bool null_is_zero = false;  // null means 0, which is written as null
+};
+
+// A field that has one of these values, if it is there. The first one is written.
+struct FixedField {
+  const char* key;
+  std::vector<nlohmann::json> values;
+};
+
+// The names of a family's tensors.
+struct TensorNames {
+  std::string prefix;  // of all names except the head's; a directory may lack it
+  std::string layers;  // follows the prefix; a layer's number and name follow
+  // A parameter outside of the layers: the name behind the prefix, or "/NAME" without the prefix.
+  std::map<std::string, std::string> outside;
+  // A parameter of a layer, without ".weight" or ".bias": the tensors that have its rows.
+  std::map<std::string, std::vector<std::string>> inside;
+  bool transposed = false;  // the layers' matrices are stored [in, out]
+  // Ends of names of tensors that are not read: masks and angles, which are computed here.
+  std::vector<std::string> computed = {};
+};
+
+struct HuggingFaceFamily {
+  std::string type;          // model_type
+  std::string architecture;  // the one of `architectures`
+  ModelConfig base;          // the properties that every model of the family has
+  std::vector<PropertyField> properties;
+  std::vector<FixedField> fixed;
+  bool out_bias_as_qkv = false;  // attention_out_bias, without a field of its own, is qkv_bias
+  std::vector<const char*> ignored = {};  // fields that change nothing in this family
+  // Rates of dropout, which are written and not read: a fine-tuning run has its own.
+  std::vector<std::pair<const char*, double ModelConfig::*>> rates = {};
+  bool layers_differ = false;  // layer_types may name both kinds of attention
+  // Reads the window, and which layers do not have it if layer_types is missing. Null: none has it.
+  void (*read_window)(Fields& fields, HuggingFaceConfig* config) = nullptr;
+  // Writes fields in addition to properties, sliding_window and layer_types. May be null.
+  void (*write_more)(const HuggingFaceConfig& config, nlohmann::ordered_json* json) = nullptr;
+  TensorNames tensors;
+
+  // Replaces the field of this property, or adds one.
+  void Set(const PropertyField& field);
+};
+
+// The families, in the order in which a model without a model_type is offered to them.
+const std::vector<HuggingFaceFamily>& HuggingFaceFamilies();
+// Returns null for an unknown model_type.
+const HuggingFaceFamily* FindFamily(absl::string_view type);
+
+// ---- The files of this folder.
+
+HuggingFaceFamily LlamaFamily();
+HuggingFaceFamily MistralFamily();
+HuggingFaceFamily Phi3Family();
+HuggingFaceFamily Qwen2Family();
+HuggingFaceFamily Qwen3Family();
+HuggingFaceFamily Gpt2Family();
+
+// Llama without biases: what most families begin with. It has no type.
+HuggingFaceFamily LlamaLike();
+
+// ---- Windows, for read_window.
+
+// Reads sliding_window. null means no window; a missing field means the family's window.
+int64_t ReadWindow(Fields& fields, int64_t missing);
+
+// Sets the layers without a window, of which there may be more than the model has layers. If all
+// layers are, the model has no window.
+void SetFullLayers(std::vector<int64_t> full, HuggingFaceConfig* config);
+
+}  // namespace burst
