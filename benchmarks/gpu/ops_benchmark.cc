@@ -14,6 +14,7 @@
 
 #include "benchmarks/gpu/gpu_timing.h"
 #include "benchmarks/harness/harness.h"
+#include "burst/base/check.h"
 #include "burst/base/philox.h"
 #include "burst/device/cuda.h"
 #include "burst/tensor/tensor.h"
@@ -245,8 +246,11 @@ void RegisterOptimizer(int64_t n) {
         std::make_shared<AdamW>(AdamWOptions(), n, kF32, decay, DeviceType::kCuda);
     const Tensor masters = Numbers({n}, kF32), grads = Numbers({n}, kF32), compute = Empty({n});
     const Tensor loss_and_norm = Tensor::FromVector<double>({1, 2}, {2}, DeviceType::kCuda);
-    return Work{30.0 * static_cast<double>(n),
-                [=] { optimizer->Step(masters, compute, grads, loss_and_norm, 1, 1e-5); }};
+    return Work{30.0 * static_cast<double>(n), [=] {
+                  const absl::Status status =
+                      optimizer->Step(masters, compute, grads, loss_and_norm, 1, 1e-5);
+                  BURST_CHECK(status.ok()) << status;
+                }};
   });
   Register("l2norm/" + std::to_string(n), [=] {
     const Tensor grads = Numbers({n}, kF32);

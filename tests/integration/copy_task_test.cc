@@ -74,9 +74,9 @@ absl::StatusOr<double> LossAfterTraining(Layout layout, int64_t window, int step
       if (step == steps) return absl::OkStatus();
       BURST_RETURN_IF_ERROR(tape.Backward(loss));
       BURST_RETURN_IF_ERROR(comm.AllReduceSum(parameters.grads()));
-      optimizer.Step(parameters.values(), /*compute=*/Tensor(), parameters.grads(),
-                     Tensor::Zeros({2}, DType::kFloat64), /*clip=*/0,
-                     3e-3 * std::min(1.0, step / 20.0));
+      BURST_RETURN_IF_ERROR(optimizer.Step(parameters.values(), /*compute=*/Tensor(),
+                                           parameters.grads(), Tensor::Zeros({2}, DType::kFloat64),
+                                           /*clip=*/0, 3e-3 * std::min(1.0, step / 20.0)));
     }
     return absl::OkStatus();
   });

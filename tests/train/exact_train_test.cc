@@ -142,18 +142,21 @@ TEST_F(ExactTraining, ByMuonHasTheSameBits) {
     const Results one = Train(options);
     ASSERT_EQ(one.losses.size(), 6u);
     options.ranks = -1;
-    for (const MeshOption& mesh : {MeshOption{1, 3, Layout::kStriped}, {3, 1}, {2, 2}}) {
+    for (const MeshOption& mesh :
+         {MeshOption{1, 3, Layout::kStriped}, {3, 1}, {2, 2, Layout::kZigzag, 1}}) {
       if (!Runs(mesh.dp * mesh.sp)) continue;
       SCOPED_TRACE(absl::StrCat(mesh.dp, " x ", mesh.sp, ", ", Name(mesh.layout)));
       options.dp = mesh.dp;
       options.sp = mesh.sp;
       options.layout = mesh.layout;
+      options.zero = mesh.zero;
       EXPECT_TRUE(Train(options) == one);
     }
     options.steps = 3;
     Train(options);
     options.steps = 6;
     options.dp = options.sp = 1;
+    options.zero = 0;
     options.resume = true;
     EXPECT_TRUE(Train(options) == one);
   }

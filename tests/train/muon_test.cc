@@ -94,18 +94,18 @@ TEST(Muon, StepsInBFloat16OnGpus) {
        std::vector<std::pair<int64_t, int64_t>>{{64, 96}, {96, 64}, {128, 128}, {25, 41}}) {
     const int64_t n = rows * cols;
     AdamW muon(options, n, DType::kFloat32, {{0, n}}, kTestDevice);
-    muon.UseMuon({{0, rows, cols}}, /*momentum=*/0);
+    muon.UseMuon({{rows, cols, /*blocks=*/1, {{0, n, 0}}}}, /*momentum=*/0);
     const std::vector<double> g = Random(n, static_cast<int>(rows));
     const Tensor p = Tensor::Zeros({n}, DType::kFloat32, kTestDevice);
     const Tensor compute = Tensor::Zeros({n}, DType::kBFloat16, kTestDevice);
     const Tensor grads =
         Tensor::FromVector(std::vector<float>(g.begin(), g.end()), {n}, kTestDevice);
     const double lr = -1 / (0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))));
-    muon.Step(p, compute, grads, LossAndNorm(NAN, 1), /*clip=*/0, lr);
+    EXPECT_EQ(muon.Step(p, compute, grads, LossAndNorm(NAN, 1), /*clip=*/0, lr), absl::OkStatus());
     EXPECT_EQ(muon.updates(), 0);
     EXPECT_EQ(p.ToVector<float>(), std::vector<float>(n, 0)) << "a loss that is not finite";
     EXPECT_EQ(muon.first_moment().ToVector<float>(), std::vector<float>(n, 0));
-    muon.Step(p, compute, grads, LossAndNorm(1, 1), /*clip=*/0, lr);
+    EXPECT_EQ(muon.Step(p, compute, grads, LossAndNorm(1, 1), /*clip=*/0, lr), absl::OkStatus());
     const Matrix expected = Expected(AsEigen(g, rows, cols));
     const std::vector<double> weights = p.To(DType::kFloat64).ToVector<double>();
     EXPECT_LE((AsEigen(weights, rows, cols) - expected).norm(), 20 * 0x1p-9 * expected.norm());
@@ -124,7 +124,7 @@ TEST(Muon, UpdatesItsMatricesAndAdamWTheRest) {
   const std::vector<DecayRange> decay = {{kBefore, kBefore + kSize}};
   AdamW plain(options, kAll, DType::kFloat64, decay, kTestDevice);
   AdamW muon(options, kAll, DType::kFloat64, decay, kTestDevice);
-  muon.UseMuon({{kBefore, kRows, kCols}}, kMomentum);
+  muon.UseMuon({{kRows, kCols, /*blocks=*/1, {{0, kSize, kBefore}}}}, kMomentum);
   const std::vector<double> initial = Random(kAll, 7);
   const Tensor p = Tensor::FromVector(initial, {kAll}, kTestDevice), q = p.Clone();
   Matrix weights = AsEigen({initial.begin() + kBefore, initial.end() - kAfter}, kRows, kCols);
@@ -134,8 +134,8 @@ TEST(Muon, UpdatesItsMatricesAndAdamWTheRest) {
     const Tensor grads = Tensor::FromVector(g, {kAll}, kTestDevice);
     const double norm = AsEigen(g, kAll, 1).norm();
     const Tensor loss_and_norm = LossAndNorm(1, norm);
-    plain.Step(p, Tensor(), grads, loss_and_norm, kClip, kLr);
-    muon.Step(q, Tensor(), grads, loss_and_norm, kClip, kLr);
+    EXPECT_EQ(plain.Step(p, Tensor(), grads, loss_and_norm, kClip, kLr), absl::OkStatus());
+    EXPECT_EQ(muon.Step(q, Tensor(), grads, loss_and_norm, kClip, kLr), absl::OkStatus());
     const Matrix clipped =
         AsEigen({g.begin() + kBefore, g.end() - kAfter}, kRows, kCols) * (kClip / norm);
     m = kMomentum * m + (1 - kMomentum) * clipped;

@@ -122,7 +122,7 @@ TEST(Plan, APipelineIsFasterOverSlowLinks) {
   EXPECT_NEAR(static_cast<double>(stages.parameters) / one.parameters, 0.5, 0.02);
 }
 
-// The simulated step sends the bytes of the real one on CPUs.
+// The simulated step sends the bytes of the real one on CPUs. Muon exchanges parts of matrices.
 TEST(Plan, SendsWhatTheRealStepSends) {
   using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // an entry for each rank
   const auto count = [](Communicator& comm, const TrainingSetup& setup, Sent* sent) {
@@ -141,6 +141,7 @@ TEST(Plan, SendsWhatTheRealStepSends) {
       {"--strategy=burst", "--recompute=full", "--accumulate=2"},
       {"--strategy=burst", "--window=20", "--layout=contiguous"},
       {"--strategy=burst", "--ring_backward=ring", "--zero=1"},
+      {"--strategy=burst", "--zero=2"},
   };
   for (const std::vector<std::string>& options : cases) {
     std::vector<std::string> arguments = {kSmall, "--gpus=4xH200", "--seqlen=64", "--batch=4",
@@ -149,6 +150,7 @@ TEST(Plan, SendsWhatTheRealStepSends) {
     const absl::StatusOr<Question> question = Ask(arguments);
     ASSERT_TRUE(question.ok()) << question.status();
     TrainingSetup setup = question->setup;
+    setup.config.optimizer = OptimizerKind::kMuon;
     const int ranks = setup.config.ranks;
     Sent simulated(ranks), real(ranks);
     absl::Status status = RunSimulatedRanks(

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -148,8 +149,11 @@ TEST_F(Zero, EveryStageTakesTheSameSteps) {
 // order.
 TEST_F(Zero, TwoRanksHaveTheSameBitsInEveryStage) {
   if (kTestDevice == DeviceType::kCuda && CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
-  for (const int64_t dp : {1, 2}) {
+  for (const auto& [dp, optimizer] :
+       {std::pair(1, OptimizerKind::kAdamW), std::pair(2, OptimizerKind::kAdamW),
+        std::pair(2, OptimizerKind::kMuon)}) {
     TrainConfig options = Options();
+    options.optimizer = optimizer;
     options.dp = dp;
     options.sp = 2 / dp;
     options.clip = 0;

@@ -232,8 +232,6 @@ constexpr TrainConflict kConflicts[] = {
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
     {kMuon, kOffloadOptimizer, "an update needs whole matrices on the GPU", "give adamw"},
-    {kMuon, kZero, "an update needs whole matrices", "give adamw"},
-    {kMuon, kTensorParallel, "an update needs whole matrices", "give adamw"},
     {kMuonMomentum, kNotMuon, "AdamW has --beta1", kLeaveOut},
     {kNccl, kCpu, "it connects GPUs", "give --device=cuda, or threads, tcp or mpi"},
     {kProfile, kCpu, "a CPU is profiled by perf without help", "give --device=cuda"},

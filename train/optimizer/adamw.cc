@@ -6,6 +6,7 @@
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/base/status.h"
 #include "burst/tensor/gpu_kernel.h"
 #include "train/optimizer/adamw_cuda.h"
 #include "train/optimizer/state_stream.h"
@@ -14,6 +15,11 @@ namespace burst {
 namespace {
 
 constexpr int64_t kBlock = 1 << 14;  // elements that one call of a loop updates or sums
+
+// Returns the factor of clipping.
+double GradScale(const cuda::AdamWUpdate& update, double norm) {
+  return update.clip > 0 && norm > update.clip ? update.clip / norm : 1;
+}
 
 // Coefficients of one update. They include the bias corrections and the clipping.
 template <typename T>
@@ -30,8 +36,7 @@ struct Coefficients {
         sqrt_correct2(static_cast<T>(1 / std::sqrt(1 - std::pow(update.beta2, t)))),
         eps(static_cast<T>(update.eps)),
         keep(static_cast<T>(1 - update.lr * update.weight_decay)),
-        grad_scale(static_cast<T>(update.clip > 0 && norm > update.clip ? update.clip / norm : 1)) {
-  }
+        grad_scale(static_cast<T>(GradScale(update, norm))) {}
 };
 
 //   m <- beta1 m + (1 - beta1) g                v <- beta2 v + (1 - beta2) g^2
@@ -74,20 +79,18 @@ void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, i
   });
 }
 
-// Calls by_adamw(begin, end) and by_muon(matrix) for the ranges of [begin, end) in order: the
-// matrices, and what is between them.
-template <typename ByAdamW, typename ByMuon>
-void ForRanges(const std::vector<MuonMatrix>& matrices, int64_t begin, int64_t end,
-               const ByAdamW& by_adamw, const ByMuon& by_muon) {
-  int64_t at = begin;
-  for (const MuonMatrix& matrix : matrices) {
-    if (matrix.begin < begin || matrix.begin >= end) continue;
-    BURST_CHECK_LE(matrix.end(), end);
-    by_adamw(at, matrix.begin);
-    by_muon(matrix);
-    at = matrix.end();
+// Calls body(begin, end) for the ranges of [begin, end) that Muon does not update.
+template <typename Body>
+void ForAdamW(const Muon* muon, int64_t begin, int64_t end, const Body& body) {
+  if (muon != nullptr) {
+    for (const MuonPiece& piece : muon->own()) {
+      if (piece.at < begin || piece.at >= end) continue;
+      body(begin, piece.at);
+      begin = piece.at + piece.length;
+      BURST_CHECK_LE(begin, end);
+    }
   }
-  by_adamw(at, end);
+  body(begin, end);
 }
 
 // Returns the elements [begin, end) of a part, counted from the start of the state.
@@ -97,27 +100,6 @@ cuda::AdamWPart Cut(const cuda::AdamWPart& part, int64_t begin, int64_t end) {
   };
   return {begin,       cut(part.grads),   cut(part.masters), cut(part.m),
           cut(part.v), cut(part.compute), cut(part.average)};
-}
-
-// Updates a part of the state on the CPU: `matrices` by Muon, the rest by AdamW.
-template <typename T>
-void UpdatePart(const cuda::AdamWUpdate& update, double number, double norm,
-                const std::vector<DecayRange>& decay, const std::vector<MuonMatrix>& matrices,
-                MuonUpdate muon, const cuda::AdamWPart& part) {
-  const Coefficients<T> c(update, number, norm);
-  muon.grad_scale = c.grad_scale;
-  T *const g = part.grads.data<T>(), *const p = part.masters.data<T>();
-  T *const m = part.m.data<T>(), *const v = part.v.data<T>();
-  ForRanges(
-      matrices, part.offset, part.offset + part.m.numel(),
-      [&](int64_t begin, int64_t end) {
-        const int64_t i = begin - part.offset;
-        UpdateAll<T>(c, decay, begin, end - begin, g + i, p + i, m + i, v + i);
-      },
-      [&](const MuonMatrix& matrix) {
-        const int64_t i = matrix.begin - part.offset;
-        UpdateByMuon<T>(muon, matrix, g + i, p + i, m + i);
-      });
 }
 
 void UpdateAverage(double decay, const Tensor& weights, const Tensor& average) {
@@ -139,12 +121,11 @@ void UpdateAverage(double decay, const Tensor& weights, const Tensor& average) {
 class BegunUpdate {
  public:
   BegunUpdate(const cuda::AdamWUpdate& update, DType dtype, const std::vector<DecayRange>& decay,
-              const std::vector<MuonMatrix>& matrices, double momentum, double average_decay,
-              const Tensor& decay_bounds, const Tensor& loss_and_norm, const Tensor& updates)
+              const Muon* muon, double average_decay, const Tensor& decay_bounds,
+              const Tensor& loss_and_norm, const Tensor& updates)
       : update_(update),
         decay_(decay),
-        matrices_(matrices),
-        muon_{update.lr, momentum, 1 - update.lr * update.weight_decay},
+        muon_(muon),
         average_decay_(average_decay),
         decay_bounds_(decay_bounds),
         loss_and_norm_(loss_and_norm),
@@ -160,18 +141,34 @@ class BegunUpdate {
     norm_ = *norm;
   }
 
+  // Updates the matrices of all parts by Muon, before Apply.
+  absl::Status ApplyMuon(absl::Span<const cuda::AdamWPart> parts) const {
+    const bool on_gpu = !coefficients_.null();
+    if (muon_ == nullptr || (!on_gpu && number_ == 0)) return absl::OkStatus();
+    MuonUpdate update;
+    update.lr = update_.lr;
+    update.keep = 1 - update_.lr * update_.weight_decay;
+    update.dtype = on_gpu && !parts[0].compute.null() ? DType::kBFloat16 : parts[0].m.dtype();
+    update.loss_and_norm = loss_and_norm_;
+    if (on_gpu) {
+      update.gpu_grad_scale = coefficients_.Slice(0, cuda::kGradScale, 1);
+    } else {
+      update.grad_scale = GradScale(update_, norm_);
+    }
+    return muon_->Update(update, [&](int64_t begin, int64_t end) {
+      size_t i = 0;
+      while (i + 1 < parts.size() && parts[i + 1].offset <= begin) ++i;
+      return Cut(parts[i], begin, end);
+    });
+  }
+
   void Apply(const cuda::AdamWPart& part) const {
+    const int64_t end = part.offset + part.m.numel();
     if (!coefficients_.null()) {
-      ForRanges(
-          matrices_, part.offset, part.offset + part.m.numel(),
-          [&](int64_t begin, int64_t end) {
-            BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_,
-                             Cut(part, begin, end));
-          },
-          [&](const MuonMatrix& matrix) {
-            UpdateByMuonOnGpu(muon_, matrix, coefficients_, loss_and_norm_,
-                              Cut(part, matrix.begin, matrix.end()));
-          });
+      ForAdamW(muon_, part.offset, end, [&](int64_t from, int64_t to) {
+        BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_,
+                         Cut(part, from, to));
+      });
       if (part.average.null()) return;
       BURST_GPU_KERNEL(UpdateAverage, average_decay_, loss_and_norm_, updates_, part.masters,
                        part.average);
@@ -179,7 +176,13 @@ class BegunUpdate {
     }
     if (number_ == 0) return;
     DispatchFloat(part.m.dtype(), [&](auto zero) {
-      UpdatePart<decltype(zero)>(update_, number_, norm_, decay_, matrices_, muon_, part);
+      using T = decltype(zero);
+      const Coefficients<T> c(update_, number_, norm_);
+      ForAdamW(muon_, part.offset, end, [&](int64_t from, int64_t to) {
+        const cuda::AdamWPart cut = Cut(part, from, to);
+        UpdateAll<T>(c, decay_, from, to - from, cut.grads.data<T>(), cut.masters.data<T>(),
+                     cut.m.data<T>(), cut.v.data<T>());
+      });
     });
     if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
     if (part.average.null()) return;
@@ -189,8 +192,7 @@ class BegunUpdate {
  private:
   const cuda::AdamWUpdate& update_;
   const std::vector<DecayRange>& decay_;
-  const std::vector<MuonMatrix>& matrices_;
-  const MuonUpdate muon_;
+  const Muon* const muon_;
   const double average_decay_;
   const Tensor &decay_bounds_, &loss_and_norm_, &updates_;
   Tensor coefficients_;           // for a GPU
@@ -237,15 +239,9 @@ std::vector<AdamW::StateTensor> AdamW::state() const {
   return all;
 }
 
-void AdamW::UseMuon(std::vector<MuonMatrix> matrices, double momentum) {
+void AdamW::UseMuon(std::vector<MuonMatrix> matrices, double momentum, Communicator* ranks) {
   BURST_CHECK(stream_ == nullptr);
-  int64_t last = 0;
-  for (const MuonMatrix& matrix : matrices) {
-    BURST_CHECK(last <= matrix.begin && matrix.end() <= m_.numel());
-    last = matrix.end();
-  }
-  matrices_ = std::move(matrices);
-  momentum_ = momentum;
+  muon_ = std::make_unique<Muon>(std::move(matrices), momentum, ranks);
 }
 
 void AdamW::CheckParts(absl::Span<const Part> parts) const {
@@ -266,8 +262,8 @@ void AdamW::CheckParts(absl::Span<const Part> parts) const {
   BURST_CHECK_EQ(n, m_.numel());
 }
 
-void AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip,
-                 double lr) {
+absl::Status AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip,
+                         double lr) {
   CheckParts(parts);
   BURST_CHECK(loss_and_norm.numel() == 2 && loss_and_norm.dtype() == DType::kFloat64 &&
               loss_and_norm.device() == device_);
@@ -287,17 +283,22 @@ void AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, doub
                           average_.null() ? Tensor() : average_.Slice(0, offset, n)});
     offset += n;
   }
-  const BegunUpdate update(numbers, m_.dtype(), decay_, matrices_, momentum_, average_decay_,
-                           decay_bounds_, loss_and_norm, updates_);
+  const BegunUpdate update(numbers, m_.dtype(), decay_, muon_.get(), average_decay_, decay_bounds_,
+                           loss_and_norm, updates_);
   const auto apply = [&](const cuda::AdamWPart& part) { update.Apply(part); };
-  if (stream_ != nullptr) return stream_->Update(with_state, apply);
+  BURST_RETURN_IF_ERROR(update.ApplyMuon(with_state));
+  if (stream_ != nullptr) {
+    stream_->Update(with_state, apply);
+    return absl::OkStatus();
+  }
   for (const cuda::AdamWPart& part : with_state) apply(part);
+  return absl::OkStatus();
 }
 
-void AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
-                 const Tensor& loss_and_norm, double clip, double lr) {
+absl::Status AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
+                         const Tensor& loss_and_norm, double clip, double lr) {
   const Part part = {masters, compute, grads};
-  Step({&part, 1}, loss_and_norm, clip, lr);
+  return Step({&part, 1}, loss_and_norm, clip, lr);
 }
 
 int64_t AdamW::updates() const { return static_cast<int64_t>(updates_.ToVector<double>()[0]); }

@@ -6,7 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "burst/comm/communicator.h"
 #include "burst/tensor/tensor.h"
 #include "train/optimizer/muon.h"
 
@@ -43,10 +45,11 @@ class AdamW {
         DeviceType device = DeviceType::kCpu, int64_t streamed = 0);
   ~AdamW();
 
-  // Updates these matrices by Muon from here on, instead of by AdamW. They are increasing and
-  // disjoint, each lies in one part, and weight decay applies to them. Their momentum is in
-  // first_moment(), and second_moment() stays 0 there. Not with streamed state.
-  void UseMuon(std::vector<MuonMatrix> matrices, double momentum);
+  // Updates these matrices by Muon from here on, instead of by AdamW. They are disjoint, each
+  // rank's piece lies in one part, and weight decay applies to them. Their momentum is in
+  // first_moment(), and second_moment() stays 0 there. `ranks` is as in Muon's constructor. Not
+  // with streamed state.
+  void UseMuon(std::vector<MuonMatrix> matrices, double momentum, Communicator* ranks = nullptr);
 
   // Keeps an average of the weights p from here on: after an update it becomes
   // decay average + (1 - decay) p, and p after the first one. Not with streamed state.
@@ -61,10 +64,12 @@ class AdamW {
   // One update, number updates() + 1, of the parts' masters from their gradients times min(1, clip
   // / norm) (clip 0: times 1); `compute`, unless null, becomes the masters, rounded. Every element
   // is updated in the same way, whatever the parts. loss_and_norm: [2] float64, on the same device:
-  // unless both are finite, nothing changes, and no update is counted.
-  void Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip, double lr);
-  void Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
-            const Tensor& loss_and_norm, double clip, double lr);
+  // unless both are finite, nothing changes, and no update is counted. Collective in the ranks of
+  // Muon, whose errors it returns.
+  absl::Status Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip,
+                    double lr);
+  absl::Status Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
+                    const Tensor& loss_and_norm, double clip, double lr);
 
   // The state: what a checkpoint holds.
   const Tensor& first_moment() const { return m_; }   // [numel]
@@ -83,8 +88,7 @@ class AdamW {
 
   const AdamWOptions options_;
   const std::vector<DecayRange> decay_;
-  std::vector<MuonMatrix> matrices_;
-  double momentum_ = 0;  // of matrices_
+  std::unique_ptr<Muon> muon_;  // null: AdamW updates everything
   double average_decay_ = 0;
   Tensor average_;  // null: none is kept
   const DeviceType device_;

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <utility>
 
+#include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/base/status.h"
 #include "burst/tensor/gpu_kernel.h"
 #include "model/ops/cuda/matmul.h"
 #include "train/optimizer/muon_cuda.h"
@@ -24,11 +26,6 @@ void ForBlocks(int64_t n, const Body& body) {
 
 // The coefficients of a step of Newton and Schulz.
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
-
-// Returns the factor of a direction whose singular values are near 1.
-double StepSize(const MuonUpdate& update, const MuonMatrix& matrix) {
-  return 0.2 * std::sqrt(static_cast<double>(std::max(matrix.rows, matrix.cols))) * update.lr;
-}
 
 template <typename T>
 MatrixView<T> View(std::vector<T>* data, int64_t rows, int64_t cols) {
@@ -74,26 +71,6 @@ void Orthogonalize(const MatrixView<T>& x) {
   }
 }
 
-template <typename T>
-void UpdateByMuon(const MuonUpdate& update, const MuonMatrix& matrix, const T* g, T* p, T* m) {
-  const int64_t n = matrix.rows * matrix.cols;
-  const T momentum = static_cast<T>(update.momentum), rest = static_cast<T>(1 - update.momentum);
-  const T grad_scale = static_cast<T>(update.grad_scale);
-  std::vector<T> direction(n);
-  ForBlocks(n, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const T gradient = rest * (g[i] * grad_scale);
-      m[i] = std::fma(momentum, m[i], gradient);
-      direction[i] = std::fma(momentum, m[i], gradient);
-    }
-  });
-  Orthogonalize(View(&direction, matrix.rows, matrix.cols));
-  const T keep = static_cast<T>(update.keep), step = static_cast<T>(StepSize(update, matrix));
-  ForBlocks(n, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) p[i] = std::fma(keep, p[i], -(step * direction[i]));
-  });
-}
-
 namespace {
 
 // Orthogonalize for x: [rows cols], divided by its norm, on a GPU.
@@ -120,27 +97,166 @@ void OrthogonalizeOnGpu(const MuonMatrix& matrix, const Tensor& x) {
   }
 }
 
+// Updates the momentum of a part of a matrix. Returns that part of u.
+Tensor Direction(const MuonUpdate& update, double momentum, const cuda::AdamWPart& part) {
+  const Tensor u = Tensor::EmptyLike(part.m);
+  if (u.numel() == 0) return u;
+  if (u.device() == DeviceType::kCuda) {
+    BURST_GPU_KERNEL(MuonDirection, momentum, update.gpu_grad_scale, update.loss_and_norm,
+                     part.grads, part.m, u);
+    return u;
+  }
+  DispatchFloat(u.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const T keep = static_cast<T>(momentum), rest = static_cast<T>(1 - momentum);
+    const T grad_scale = static_cast<T>(update.grad_scale);
+    const T* const g = part.grads.data<T>();
+    T *const m = part.m.data<T>(), *const direction = u.data<T>();
+    ForBlocks(u.numel(), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T gradient = rest * (g[i] * grad_scale);
+        m[i] = std::fma(keep, m[i], gradient);
+        direction[i] = std::fma(keep, m[i], gradient);
+      }
+    });
+  });
+  return u;
+}
+
+// Copies a matrix, [rows cols], from its blocks of columns to rows, or from rows to its blocks.
+Tensor Arranged(const MuonMatrix& matrix, const Tensor& from, bool to_rows) {
+  if (matrix.blocks == 1) return from;
+  const Tensor to = Tensor::EmptyLike(from);
+  const int64_t cols = matrix.cols / matrix.blocks, n = matrix.rows * cols;
+  for (int64_t b = 0; b < matrix.blocks; ++b) {
+    const Tensor block = (to_rows ? from : to).Slice(0, b * n, n).View({matrix.rows, cols});
+    const Tensor columns =
+        (to_rows ? to : from).View({matrix.rows, matrix.cols}).Slice(1, b * cols, cols);
+    to_rows ? columns.CopyFrom(block) : block.CopyFrom(columns);
+  }
+  return to;
+}
+
+// Returns Orthogonalize(u) in the steps' dtype, in u's order of elements; it may change u.
+Tensor Orthogonalized(const MuonUpdate& update, const MuonMatrix& matrix, const Tensor& u) {
+  Tensor x = Arranged(matrix, u, /*to_rows=*/true);
+  if (u.device() == DeviceType::kCuda) {
+    const Tensor norm = Tensor::Empty({1}, DType::kFloat64, DeviceType::kCuda), rows = x;
+    x = Tensor::Empty({u.numel()}, update.dtype, DeviceType::kCuda);
+    BURST_GPU_KERNEL(L2Norm, rows, norm);
+    BURST_GPU_KERNEL(DivideByNorm, rows, norm, x);
+    OrthogonalizeOnGpu(matrix, x);
+  } else {
+    DispatchFloat(x.dtype(),
+                  [&](auto zero) { Orthogonalize(AsMatrix<decltype(zero)>(x, matrix.cols)); });
+  }
+  return Arranged(matrix, x, /*to_rows=*/false);
+}
+
+// Updates the weights of a part of a matrix by that part, x, of the direction.
+void Apply(const MuonUpdate& update, const MuonMatrix& matrix, const Tensor& x,
+           const cuda::AdamWPart& part) {
+  if (x.numel() == 0) return;
+  const double longer = static_cast<double>(std::max(matrix.rows, matrix.cols));
+  const double step_size = 0.2 * std::sqrt(longer) * update.lr;
+  if (x.device() == DeviceType::kCuda) {
+    BURST_GPU_KERNEL(ApplyMuon, update.keep, step_size, update.loss_and_norm, x, part.masters,
+                     part.compute);
+    return;
+  }
+  DispatchFloat(x.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const T keep = static_cast<T>(update.keep), step = static_cast<T>(step_size);
+    const T* const direction = x.data<T>();
+    T* const p = part.masters.data<T>();
+    ForBlocks(x.numel(), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) p[i] = std::fma(keep, p[i], -(step * direction[i]));
+    });
+  });
+}
+
 }  // namespace
 
-void UpdateByMuonOnGpu(const MuonUpdate& update, const MuonMatrix& matrix,
-                       const Tensor& coefficients, const Tensor& loss_and_norm,
-                       const cuda::AdamWPart& part) {
-  const Tensor u = Tensor::EmptyLike(part.m);
-  const Tensor norm = Tensor::Empty({1}, DType::kFloat64, DeviceType::kCuda);
-  const DType dtype = part.compute.null() ? u.dtype() : DType::kBFloat16;
-  const Tensor x = Tensor::Empty({u.numel()}, dtype, DeviceType::kCuda);
-  BURST_GPU_KERNEL(MuonDirection, update.momentum, coefficients.Slice(0, cuda::kGradScale, 1),
-                   loss_and_norm, part.grads, part.m, u);
-  BURST_GPU_KERNEL(L2Norm, u, norm);
-  BURST_GPU_KERNEL(DivideByNorm, u, norm, x);
-  OrthogonalizeOnGpu(matrix, x);
-  BURST_GPU_KERNEL(ApplyMuon, update.keep, StepSize(update, matrix), loss_and_norm, x, part.masters,
-                   part.compute);
+Muon::Muon(std::vector<MuonMatrix> matrices, double momentum, Communicator* ranks)
+    : matrices_(std::move(matrices)),
+      momentum_(momentum),
+      ranks_(ranks),
+      rank_(ranks == nullptr ? 0 : ranks->rank()) {
+  std::stable_sort(matrices_.begin(), matrices_.end(),
+                   [](const auto& a, const auto& b) { return a.work() > b.work(); });
+  for (const MuonMatrix& matrix : matrices_) {
+    BURST_CHECK_EQ(static_cast<int>(matrix.pieces.size()),
+                   ranks == nullptr ? 1 : ranks->world_size());
+    if (matrix.pieces[rank_].length > 0) own_.push_back(matrix.pieces[rank_]);
+  }
+  std::sort(own_.begin(), own_.end(), [](const auto& a, const auto& b) { return a.at < b.at; });
+}
+
+absl::Status Muon::Update(const MuonUpdate& update, const PartOf& part_of) const {
+  const absl::Span<const MuonMatrix> all = matrices_;
+  const size_t ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
+  for (size_t first = 0; first < all.size(); first += ranks) {
+    BURST_RETURN_IF_ERROR(UpdateRound(update, all.subspan(first, ranks), part_of));
+  }
+  return absl::OkStatus();
+}
+
+// Updates matrices of which rank r orthogonalizes matrix r.
+absl::Status Muon::UpdateRound(const MuonUpdate& update, absl::Span<const MuonMatrix> round,
+                               const PartOf& part_of) const {
+  std::vector<cuda::AdamWPart> parts;
+  std::vector<Tensor> pieces;  // this rank's elements of each matrix's direction
+  for (const MuonMatrix& matrix : round) {
+    const MuonPiece& piece = matrix.pieces[rank_];
+    parts.push_back(part_of(piece.at, piece.at + piece.length));
+    pieces.push_back(Direction(update, momentum_, parts.back()));
+  }
+  const MuonMatrix* const own = static_cast<size_t>(rank_) < round.size() ? &round[rank_] : nullptr;
+  Tensor whole = ranks_ == nullptr ? pieces[0] : Tensor();
+  if (ranks_ != nullptr) {
+    if (own != nullptr)
+      whole = Tensor::Empty({own->numel()}, pieces[0].dtype(), pieces[0].device());
+    BURST_RETURN_IF_ERROR(Exchange(round, pieces, whole, /*back=*/false));
+  }
+  if (own != nullptr) whole = Orthogonalized(update, *own, whole);
+  if (ranks_ != nullptr) {
+    for (Tensor& piece : pieces) {
+      piece = Tensor::Empty({piece.numel()}, update.dtype, piece.device());
+    }
+    BURST_RETURN_IF_ERROR(Exchange(round, pieces, whole, /*back=*/true));
+  } else {
+    pieces[0] = whole;
+  }
+  for (size_t i = 0; i < round.size(); ++i) Apply(update, round[i], pieces[i], parts[i]);
+  return absl::OkStatus();
+}
+
+// Sends pieces to the ranks that have the whole matrices, or gets them back from there.
+absl::Status Muon::Exchange(absl::Span<const MuonMatrix> round, absl::Span<const Tensor> pieces,
+                            const Tensor& whole, bool back) const {
+  std::vector<ReceiveBuffer> in_pieces, in_whole;
+  const auto add = [&](const MuonPiece& piece, const Tensor& elements, size_t peer,
+                       std::vector<ReceiveBuffer>* to) {
+    if (piece.copy && !back) return;
+    to->push_back(
+        {elements.raw_data(), elements.size_bytes(), static_cast<int>(peer), elements.device()});
+  };
+  for (size_t i = 0; i < round.size(); ++i) {
+    add(round[i].pieces[rank_], pieces[i], i, &in_pieces);
+    if (i != static_cast<size_t>(rank_)) continue;
+    for (size_t r = 0; r < round[i].pieces.size(); ++r) {
+      const MuonPiece& piece = round[i].pieces[r];
+      add(piece, whole.Slice(0, piece.begin, piece.length), r, &in_whole);
+    }
+  }
+  const std::vector<ReceiveBuffer>& from = back ? in_whole : in_pieces;
+  std::vector<SendBuffer> sends;
+  for (const ReceiveBuffer& b : from) sends.push_back({b.data, b.bytes, b.peer, b.device});
+  BURST_RETURN_IF_ERROR(ranks_->Post(Channel::kCollective, sends, back ? in_pieces : in_whole));
+  return ranks_->Wait(Channel::kCollective);
 }
 
 template void Orthogonalize(const MatrixView<float>& x);
 template void Orthogonalize(const MatrixView<double>& x);
-template void UpdateByMuon(const MuonUpdate&, const MuonMatrix&, const float*, float*, float*);
-template void UpdateByMuon(const MuonUpdate&, const MuonMatrix&, const double*, double*, double*);
 
 }  // namespace burst

@@ -3,27 +3,47 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/tensor.h"
 #include "model/ops/matmul.h"
 #include "train/optimizer/adamw_cuda.h"
 
 namespace burst {
 
-// A matrix [rows, cols] of the flat buffer of parameters.
-struct MuonMatrix {
+// The elements [begin, begin + length) of a matrix that a rank has, from element `at` of its state
+// on.
+struct MuonPiece {
   int64_t begin = 0;
+  int64_t length = 0;
+  int64_t at = 0;
+  bool copy = false;  // an earlier rank's piece has the elements, too
+};
+
+// A matrix [rows, cols] of the model, and the elements of each rank. They are counted block by
+// block, in a block row by row. Tensor parallelism divides columns into blocks.
+struct MuonMatrix {
   int64_t rows = 0;
   int64_t cols = 0;
+  int64_t blocks = 1;             // blocks of cols / blocks columns
+  std::vector<MuonPiece> pieces;  // by rank
 
-  int64_t end() const { return begin + rows * cols; }
+  int64_t numel() const { return rows * cols; }
+  // Returns the work of a step of Newton and Schulz, to a factor.
+  int64_t work() const { return numel() * (rows < cols ? rows : cols); }
 };
 
 struct MuonUpdate {
   double lr = 0;
-  double momentum = 0;
-  double keep = 1;        // 1 - lr weight_decay
-  double grad_scale = 1;  // from clipping
+  double keep = 1;                // 1 - lr weight_decay
+  DType dtype = DType::kFloat32;  // the steps' type: the weights', or on a GPU bfloat16
+  double grad_scale = 1;          // from clipping; on the CPU
+  // On a GPU: the factor, [1], of the weights' dtype; [2] float64, finite or nothing changes.
+  Tensor gpu_grad_scale, loss_and_norm;
 };
 
 // Moves the singular values of x near 1, by five steps of Newton and Schulz in x's dtype:
@@ -36,22 +56,46 @@ struct MuonUpdate {
 template <typename T>
 void Orthogonalize(const MatrixView<T>& x);
 
-// Updates a matrix of parameters p from its gradient g; m is its momentum. All [rows, cols]:
+// Updates matrices of parameters p from their gradients g; m is their momentum. All [rows, cols]:
 //
 //   m <- momentum m + (1 - momentum) g,   u = momentum m + (1 - momentum) g
 //   p <- keep p - 0.2 sqrt(max(rows, cols)) lr Orthogonalize(u)
 //
 // The factor gives elements of AdamW's typical size, so that its learning rate and weight decay fit
 // (Liu et al., arXiv 2502.16982).
-template <typename T>
-void UpdateByMuon(const MuonUpdate& update, const MuonMatrix& matrix, const T* g, T* p, T* m);
+//
+// Ranks may divide a matrix. Each rank has the momentum of its elements. One rank gathers u,
+// orthogonalizes it and sends the elements back, so the bits do not depend on the division. The
+// matrices are sorted by falling work and dealt out to the ranks in turn. All ranks work on one
+// matrix each at a time, which takes memory for about six more.
+class Muon {
+ public:
+  // `ranks` has a rank for each of a matrix's pieces, or is null for one; it must outlive the
+  // object.
+  Muon(std::vector<MuonMatrix> matrices, double momentum, Communicator* ranks);
 
-// Updates a matrix as UpdateByMuon does, on a GPU, queued. `part` has its elements. The
-// coefficients of BeginAdamWStep have the factor of the gradient. With part.compute the five steps
-// are in bfloat16, as by their authors, else in the weights' type. Takes memory for an element of
-// the weights' type and four of the steps' type, for each of the matrix.
-void UpdateByMuonOnGpu(const MuonUpdate& update, const MuonMatrix& matrix,
-                       const Tensor& coefficients, const Tensor& loss_and_norm,
-                       const cuda::AdamWPart& part);
+  // Returns this rank's elements of all matrices, increasing, none of them empty.
+  const std::vector<MuonPiece>& own() const { return own_; }
+  // Returns the matrices as they are dealt out: matrix i to rank i modulo the number of ranks.
+  const std::vector<MuonMatrix>& matrices() const { return matrices_; }
+
+  // Returns the elements [begin, end) of a rank's state.
+  using PartOf = std::function<cuda::AdamWPart(int64_t begin, int64_t end)>;
+  // Updates masters and m of this rank's elements. On a GPU the update is queued, and rounds the
+  // masters into bfloat16 values. Collective in `ranks`.
+  absl::Status Update(const MuonUpdate& update, const PartOf& part_of) const;
+
+ private:
+  absl::Status UpdateRound(const MuonUpdate& update, absl::Span<const MuonMatrix> round,
+                           const PartOf& part_of) const;
+  absl::Status Exchange(absl::Span<const MuonMatrix> round, absl::Span<const Tensor> pieces,
+                        const Tensor& whole, bool back) const;
+
+  std::vector<MuonMatrix> matrices_;
+  const double momentum_;
+  Communicator* const ranks_;
+  const int rank_;
+  std::vector<MuonPiece> own_;
+};
 
 }  // namespace burst

@@ -5,7 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/attention/exact_attention.h"
 #include "burst/attention/strategy.h"
@@ -15,6 +14,7 @@
 #include "model/tensor_parallel.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/huggingface/pretrained.h"
+#include "train/optimizer/muon_matrices.h"
 
 namespace burst {
 namespace {
@@ -39,31 +39,6 @@ std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   std::sort(ranges.begin(), ranges.end(),
             [](const DecayRange& a, const DecayRange& b) { return a.begin < b.begin; });
   return ranges;
-}
-
-// Returns the matrices of layers, which Muon updates. Queries, keys and values are three matrices,
-// and so are gate and up two.
-std::vector<MuonMatrix> MuonMatrices(const ParameterList& parameters, const ModelConfig& model) {
-  std::vector<MuonMatrix> matrices;
-  for (int i = 0; i < parameters.size(); ++i) {
-    const Parameter& parameter = parameters[i];
-    if (parameter.shape.size() != 2 || !absl::StartsWith(parameter.name, "layers.")) continue;
-    std::vector<int64_t> rows = {parameter.shape[0]};
-    if (absl::EndsWith(parameter.name, "attention.qkv.weight")) {
-      const int64_t kv = model.kv_heads * model.head_dim;
-      rows = {model.attention_channels(), kv, kv};
-    } else if (absl::EndsWith(parameter.name, "ffn.gate_up.weight")) {
-      rows = {model.ffn, model.ffn};
-    }
-    int64_t begin = parameters.PieceOf(i, parameters.sharding().rank).at;
-    for (const int64_t count : rows) {
-      matrices.push_back({begin, count, parameter.shape[1]});
-      begin = matrices.back().end();
-    }
-  }
-  std::sort(matrices.begin(), matrices.end(),
-            [](const MuonMatrix& a, const MuonMatrix& b) { return a.begin < b.begin; });
-  return matrices;
 }
 
 // Computes what offloaded activations need: the most tokens of a pass on any rank. The memory is
@@ -228,7 +203,8 @@ absl::Status RankState::MakeOptimizer() {
       OffloadsOptimizer(config.offload) ? StreamedElements(parameters.shard_numel()) : 0);
   if (config.ema > 0) optimizer->KeepAverage(config.ema);
   if (config.optimizer == OptimizerKind::kMuon) {
-    optimizer->UseMuon(MuonMatrices(parameters, model->config()), config.muon_momentum);
+    optimizer->UseMuon(MuonMatrices(parameters, model->config()), config.muon_momentum,
+                       config.zero > 0 ? stage : tensor.get());
   }
   return absl::OkStatus();
 }

@@ -169,7 +169,7 @@ absl::Status StepRunner::Update(const Tensor& loss_and_norm, double lr) {
     parts.push_back({parameters.MasterPiece(unit), rounds ? parameters.ValuePiece(unit) : Tensor(),
                      parameters.GradPiece(unit)});
   }
-  rank_.optimizer->Step(parts, loss_and_norm, config_.clip, lr);
+  BURST_RETURN_IF_ERROR(rank_.optimizer->Step(parts, loss_and_norm, config_.clip, lr));
   return rank_.shards == nullptr ? absl::OkStatus() : rank_.shards->GatherValues();
 }
 
