@@ -25,21 +25,21 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // ---- Masks: the ranges that the kernels take, and their definition.
 
-enum class MaskKind { kFull, kCausal, kWindow, kDocuments, kGap, kRandom, kBlocks };
+enum class MaskKind { kFull, kCausal, kWindow, kDocuments, kGap, kApart, kRandom, kBlocks };
 
 inline std::ostream& operator<<(std::ostream& out, MaskKind kind) {
   constexpr const char* kNames[] = {"Full", "Causal", "Window", "Documents",
-                                    "Gap",  "Random", "Blocks"};
+                                    "Gap",  "Apart",  "Random", "Blocks"};
   return out << kNames[static_cast<int>(kind)];
 }
 
 // The masks of one interval, and all masks.
 inline const auto kIntervalMasks =
     testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kDocuments,
-                    MaskKind::kGap, MaskKind::kRandom);
+                    MaskKind::kGap, MaskKind::kApart, MaskKind::kRandom);
 inline const auto kAllMasks =
     testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kDocuments,
-                    MaskKind::kGap, MaskKind::kRandom, MaskKind::kBlocks);
+                    MaskKind::kGap, MaskKind::kApart, MaskKind::kRandom, MaskKind::kBlocks);
 
 // Returns the name of a test with that parameter, such as "Full".
 inline std::string NameOf(const testing::TestParamInfo<MaskKind>& info) {
@@ -172,6 +172,15 @@ inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_
       for (int64_t i = 0; i < q_len; ++i) i < q_len / 2 ? add(0, 3) : add(k_len - 3, k_len);
       mask.visible = [=](int64_t, int64_t i, int64_t j) {
         return i < q_len / 2 ? j < 3 : j >= k_len - 3;
+      };
+      break;
+    case MaskKind::kApart:  // two documents, between which queries see nothing
+      for (int64_t i = 0; i < q_len; ++i) {
+        const bool before = 3 * i < q_len, after = 3 * i >= 2 * q_len;
+        add(before ? 0 : k_len / 2, after ? k_len : k_len / 2);
+      }
+      mask.visible = [=](int64_t, int64_t i, int64_t j) {
+        return (3 * i < q_len && j < k_len / 2) || (3 * i >= 2 * q_len && j >= k_len / 2);
       };
       break;
     case MaskKind::kRandom:  // a query with begin >= end sees nothing

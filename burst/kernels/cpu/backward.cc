@@ -61,9 +61,10 @@ void SoftmaxBackwardRow(int64_t columns, int64_t first, int64_t last, T lse, T d
 template <typename T>
 class BackwardTask {
  public:
-  BackwardTask(const FlashBackwardParams& params, int64_t tile_keys)
+  BackwardTask(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs)
       : params_(params),
         shape_(params.shape),
+        pairs_(pairs),
         d_(shape_.head_dim),
         padded_d_(RoundUpToLanes<T>(d_)),
         stride_(TileStride<T>(d_)),
@@ -104,24 +105,25 @@ class BackwardTask {
     tiles.s = scratch.Get<T>(7, kBlockM * score_stride_);
     tiles.dp = scratch.Get<T>(8, kBlockM * score_stride_);
     tiles.dq = scratch.Get<T>(9, kChunk * stride_);
-    CopyTile(Head<T>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
-    CopyTile(Head<T>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout, stride_);
-    tiles.finite =
-        AllFinite(tiles.q, stride_, rows, d_) && AllFinite(tiles.dout, stride_, rows, d_);
-
     const Mask mask(shape_, b);
+    bool here = false;  // whether the chunk's q and dout are in their tiles
     for (int64_t span = spans.begin; span < spans.end; ++span) {
-      if (!Meet(b, chunk, span)) {
+      if (!Meet(mask, b, chunk, span)) {
         before_dq(span);
         done(span);
         continue;
       }
+      if (!here) {
+        CopyTile(Head<T>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
+        CopyTile(Head<T>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout, stride_);
+        tiles.finite =
+            AllFinite(tiles.q, stride_, rows, d_) && AllFinite(tiles.dout, stride_, rows, d_);
+        here = true;
+      }
       std::fill_n(tiles.dq, rows * stride_, T{0});
       for (int64_t tile = span * kSpanTiles; tile < (span + 1) * kSpanTiles; ++tile) {
-        const int64_t begin = std::min(shape_.k_len, tile * tile_keys_);
-        const Range keys = {begin, std::min(shape_.k_len, begin + tile_keys_)};
         RunKeys(
-            mask, b, h, chunk, keys, [&] { before_dkv(span); }, tiles);
+            mask, b, h, chunk, Keys(tile, tile + 1), [&] { before_dkv(span); }, tiles);
       }
       before_dq(span);
       AddTile(tiles.dq, stride_, rows, d_, T{1}, Head<T>(params_.dq, b, h), chunk.begin);
@@ -139,6 +141,12 @@ class BackwardTask {
     bool finite;                     // whether all of q and dout is finite
   };
 
+  // Returns the keys of some tiles.
+  Range Keys(int64_t first_tile, int64_t last_tile) const {
+    return {std::min(shape_.k_len, first_tile * tile_keys_),
+            std::min(shape_.k_len, last_tile * tile_keys_)};
+  }
+
   // Returns, with lists, the blocks of the chunk's queries that see a tile of keys.
   BlockList SeenBy(int64_t b, Range chunk, int64_t tile) const {
     if (tile * kListBlock >= shape_.k_len) return {};
@@ -147,44 +155,56 @@ class BackwardTask {
                                                     (chunk.end + kListBlock - 1) / kListBlock);
   }
 
-  // Returns whether queries of the chunk may see keys of the span.
-  bool Meet(int64_t b, Range chunk, int64_t span) const {
-    if (shape_.blocks.key_begin == nullptr) return true;
+  // Returns whether queries of the chunk see keys of the span.
+  bool Meet(const Mask& mask, int64_t b, Range chunk, int64_t span) const {
     bool some = false;
+    if (shape_.blocks.key_begin == nullptr) {
+      mask.ForEachBlock(chunk, Keys(span * kSpanTiles, (span + 1) * kSpanTiles), kChunk,
+                        [&](Range) { some = true; });
+      return some;
+    }
     for (int64_t tile = span * kSpanTiles; tile < (span + 1) * kSpanTiles; ++tile) {
       some |= !SeenBy(b, chunk, tile).empty();
     }
     return some;
   }
 
-  // Computes one tile of keys with the queries of the chunk.
-  template <typename BeforeDkv>
-  void RunKeys(const Mask& mask, int64_t b, int64_t h, Range chunk, Range keys,
-               BeforeDkv before_dkv, const Tiles& tiles) const {
-    const Range queries = mask.Queries(chunk, keys);
-    const bool lists = shape_.blocks.key_begin != nullptr;
-    const BlockList list = lists ? SeenBy(b, chunk, keys.begin / kListBlock) : BlockList();
-    if (queries.begin == queries.end || (lists && list.empty())) return;
+  // Copies a tile of keys and values and clears its gradients. Returns whether all keys are finite.
+  bool LoadKeys(int64_t b, int64_t kv_head, Range keys, const Tiles& tiles) const {
     const int64_t num_keys = keys.end - keys.begin;
-    const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
     const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
-    const T scale = static_cast<T>(shape_.softmax_scale);
-    CopyTile(k, keys.begin, num_keys, d_, scale, tiles.k, stride_);
+    CopyTile(k, keys.begin, num_keys, d_, static_cast<T>(shape_.softmax_scale), tiles.k, stride_);
     CopyTileTransposed(k, keys.begin, num_keys, d_, static_cast<T>(shape_.softmax_scale * kLog2E),
                        tiles.k_transposed, score_stride_);
     CopyTileTransposed(v, keys.begin, num_keys, d_, T{1}, tiles.v_transposed, score_stride_);
     std::fill_n(tiles.dk, num_keys * stride_, T{0});
     std::fill_n(tiles.dv, num_keys * stride_, T{0});
-    const bool finite = tiles.finite && AllFinite(tiles.k, stride_, num_keys, d_);
-    const auto step = [&](int64_t i) {
-      const Range rows = {i, std::min(i + kBlockM, queries.end)};
+    return AllFinite(tiles.k, stride_, num_keys, d_);
+  }
+
+  // Computes one tile of keys with the queries of the chunk.
+  template <typename BeforeDkv>
+  void RunKeys(const Mask& mask, int64_t b, int64_t h, Range chunk, Range keys,
+               BeforeDkv before_dkv, const Tiles& tiles) const {
+    if (keys.begin == keys.end) return;
+    const int64_t num_keys = keys.end - keys.begin;
+    const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
+    const T scale = static_cast<T>(shape_.softmax_scale);
+    bool some = false, finite = false;
+    const auto step = [&](Range rows) {
+      if (!some) finite = LoadKeys(b, kv_head, keys, tiles) && tiles.finite;
+      some = true;
       Step(mask, b, h, chunk.begin, rows, keys, finite || mask.Full(rows, keys), tiles);
     };
-    if (lists) {
-      for (const int32_t* block = list.begin; block < list.end; ++block) step(*block * kListBlock);
+    if (shape_.blocks.key_begin != nullptr) {
+      const BlockList list = SeenBy(b, chunk, keys.begin / kListBlock);
+      for (const int32_t* block = list.begin; block < list.end; ++block) {
+        step({*block * kListBlock, std::min((*block + 1) * kListBlock, chunk.end)});
+      }
     } else {
-      for (int64_t i = queries.begin; i < queries.end; i += kBlockM) step(i);
+      mask.ForEachBlock(chunk, keys, kBlockM, step);
     }
+    if (!some) return;
     before_dkv();
     AddTile(tiles.dk, stride_, num_keys, d_, scale, Head<T>(params_.dk, b, kv_head), keys.begin);
     AddTile(tiles.dv, stride_, num_keys, d_, T{1}, Head<T>(params_.dv, b, kv_head), keys.begin);
@@ -196,6 +216,7 @@ class BackwardTask {
             bool whole, const Tiles& tiles) const {
     const int64_t rows = queries.end - queries.begin, num_keys = keys.end - keys.begin;
     const int64_t columns = RoundUpToLanes<T>(num_keys);
+    if (pairs_ != nullptr) *pairs_ += rows * num_keys;
     const T* q = tiles.q + (queries.begin - i0) * stride_;
     const T* dout = tiles.dout + (queries.begin - i0) * stride_;
     T* dq = tiles.dq + (queries.begin - i0) * stride_;
@@ -250,6 +271,7 @@ class BackwardTask {
 
   const FlashBackwardParams& params_;
   const FlashAttentionShape& shape_;
+  std::atomic<int64_t>* const pairs_;
   const int64_t d_;
   const int64_t padded_d_;
   const int64_t stride_;
@@ -382,14 +404,14 @@ class SharedHeads {
 // divide evenly among the threads, the threads share the remaining heads (all of them, if there are
 // few).
 template <typename T>
-void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys) {
+void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
   const FlashAttentionShape& shape = params.shape;
   const HeadRange first_dq = params.assign ? HeadRange{0, shape.num_heads} : params.first_dq;
   const HeadRange first_dkv = params.assign ? HeadRange{0, shape.num_kv_heads} : params.first_dkv;
   Clear<T>(shape, shape.q_len, first_dq, params.dq);
   Clear<T>(shape, shape.k_len, first_dkv, params.dk);
   Clear<T>(shape, shape.k_len, first_dkv, params.dv);
-  const BackwardTask<T> task(params, tile_keys);
+  const BackwardTask<T> task(params, tile_keys, pairs);
   const int64_t steps =
       (shape.q_len + kChunk - 1) / kChunk * (shape.num_heads / shape.num_kv_heads);
   const int64_t heads = shape.batch * shape.num_kv_heads;
@@ -409,12 +431,12 @@ void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys) {
 
 }  // namespace
 
-void Backward(const FlashBackwardParams& params, int64_t tile_keys) {
+void Backward(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   BURST_CHECK(params.last_dkv.empty()) << "sums are of the inputs' dtype, nothing is converted";
   DispatchFloat(params.shape.dtype,
-                [&](auto zero) { BackwardOf<decltype(zero)>(params, tile_keys); });
+                [&](auto zero) { BackwardOf<decltype(zero)>(params, tile_keys, pairs); });
 }
 
 }  // namespace cpu

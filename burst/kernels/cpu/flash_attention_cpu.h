@@ -1,15 +1,21 @@
 // The CPU's attention kernels: float32 and float64, any head_dim.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 #include "burst/kernels/flash_attention.h"
 
 namespace burst {
 namespace cpu {
 
-// `tile_keys`: keys of a tile; 0: the kernel's own, 96 forward and 128 backward.
-void Forward(const FlashForwardParams& params, int64_t tile_keys);
+// `tile_keys`: keys of a tile. 0: the kernel's own, 96 forward and 128 backward. *pairs grows by
+// the pairs of query and key whose scores are computed. Null: they are not counted.
+void Forward(const FlashForwardParams& params, int64_t tile_keys,
+             std::atomic<int64_t>* pairs = nullptr);
 void Delta(const FlashDeltaParams& params);
-void Backward(const FlashBackwardParams& params, int64_t tile_keys);
+void Backward(const FlashBackwardParams& params, int64_t tile_keys,
+              std::atomic<int64_t>* pairs = nullptr);
 
 }  // namespace cpu
 

@@ -5,6 +5,7 @@
 // values enter the matmuls in their memory order.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -78,9 +79,10 @@ void UpdateColumns(int64_t keys, T* scores, int64_t stride, T* max, T* sum, T* r
 template <typename T>
 class ForwardTask {
  public:
-  ForwardTask(const FlashForwardParams& params, int64_t tile_keys)
+  ForwardTask(const FlashForwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs)
       : params_(params),
         shape_(params.shape),
+        pairs_(pairs),
         d_(shape_.head_dim),
         stride_(TileStride<T>(d_)),
         tile_keys_(TileKeys(shape_, tile_keys, kTileKeys)),
@@ -117,15 +119,15 @@ class ForwardTask {
     const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
     const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
     const auto step = [&](Range keys) {
-      Range seeing = mask.Queries(queries, keys);
-      if (seeing.begin == seeing.end) return;
-      // The range grows to whole vectors of the tile.
-      seeing.begin -= (seeing.begin - queries.begin) % kLanes<T>;
-      seeing.end =
-          std::min(queries.end, queries.begin + RoundUpToLanes<T>(seeing.end - queries.begin));
-      CopyTile(k, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.k, stride_);
-      CopyTile(v, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.v, stride_);
-      Step(mask, shape_.scores.any() ? &changed : nullptr, queries.begin, seeing, keys, &tiles);
+      mask.ForEachBlock(queries, keys, rows_, [&](Range seeing) {
+        // The range grows to whole vectors of the tile.
+        seeing.begin -= (seeing.begin - queries.begin) % kLanes<T>;
+        seeing.end =
+            std::min(queries.end, queries.begin + RoundUpToLanes<T>(seeing.end - queries.begin));
+        CopyTile(k, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.k, stride_);
+        CopyTile(v, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.v, stride_);
+        Step(mask, shape_.scores.any() ? &changed : nullptr, queries.begin, seeing, keys, &tiles);
+      });
     };
     if (shape_.blocks.key_begin != nullptr) {
       const BlockList list = Blocks(shape_, b).KeysOf(tile);
@@ -161,6 +163,7 @@ class ForwardTask {
             Range keys, Tiles* tiles) const {
     const int64_t num_keys = keys.end - keys.begin;
     const int64_t begin = queries.begin - i0, end = queries.end - i0;
+    if (pairs_ != nullptr) *pairs_ += (end - begin) * num_keys;
     const bool full = mask.Full(queries, keys);
     RunningSoftmax<T>& softmax = tiles->softmax;
     constexpr int64_t kPanel = kPanelVectors * kLanes<T>;
@@ -258,6 +261,7 @@ class ForwardTask {
 
   const FlashForwardParams& params_;
   const FlashAttentionShape& shape_;
+  std::atomic<int64_t>* const pairs_;
   const int64_t d_;
   const int64_t stride_;
   const int64_t tile_keys_;
@@ -267,13 +271,13 @@ class ForwardTask {
 
 }  // namespace
 
-void Forward(const FlashForwardParams& params, int64_t tile_keys) {
+void Forward(const FlashForwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
   BURST_CHECK(params.sum.data == nullptr) << Name(params.shape.dtype) << " is merged in place";
   BURST_CHECK(params.sinks == nullptr || !params.merge) << "sinks are for the first call";
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   DispatchFloat(params.shape.dtype, [&](auto zero) {
-    const ForwardTask<decltype(zero)> task(params, tile_keys);
+    const ForwardTask<decltype(zero)> task(params, tile_keys, pairs);
     std::vector<decltype(zero)> largest(task.num_tasks());
     ParallelTasks(task.num_tasks(), [&](int64_t index) { largest[index] = task.Run(index); });
     if (params.max_logits == nullptr || largest.empty()) return;

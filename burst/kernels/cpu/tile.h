@@ -182,6 +182,26 @@ class Mask {
     return {first, std::max(first, last)};
   }
 
+  // Calls block(rows) for blocks of at most `most` of `queries`. They hold every query that sees a
+  // key of `keys`, and begin and end with one. Queries between documents may see none.
+  template <typename Block>
+  void ForEachBlock(Range queries, Range keys, int64_t most, const Block& block) const {
+    const Range near = Queries(queries, keys);
+    const auto sees = [&](int64_t i) {
+      return std::max<int64_t>(begin(i), keys.begin) < std::min<int64_t>(end(i), keys.end);
+    };
+    for (int64_t i = near.begin; i < near.end;) {
+      if (!sees(i)) {
+        ++i;
+        continue;
+      }
+      Range rows = {i, std::min(i + most, near.end)};
+      i = rows.end;
+      while (!sees(rows.end - 1)) --rows.end;
+      block(rows);
+    }
+  }
+
   // No query of `queries`, which is not empty, sees a key outside of the result, which lies in
   // `keys`.
   Range Keys(Range queries, Range keys) const {
