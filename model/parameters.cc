@@ -281,6 +281,16 @@ void ParameterList::Set(int index, const Tensor& value) {
   }
 }
 
+Tensor ParameterList::ExchangeValues(const Tensor& values) {
+  BURST_CHECK(values.shape() == values_.shape() && values.dtype() == values_.dtype());
+  for (const Parameter& p : parameters_) {
+    if (sharding_.stage == 3) break;  // the variables have no values between passes
+    p.variable.ForgetValue();
+    p.variable.SetValue(values.Slice(0, p.offset, p.numel()).View(p.shape));
+  }
+  return std::exchange(values_, values);
+}
+
 Tensor ParameterList::PartOf(const Tensor& flat, const ParameterUnit& unit,
                              const Parameter& parameter) const {
   return flat.Slice(0, parameter.offset - unit.begin, parameter.numel()).View(parameter.shape);

@@ -212,6 +212,11 @@ class ParameterList {
   // divided, of the masters' dtype; on any device.
   void Set(int index, const Tensor& value);
 
+  // The model computes with other values until it gets the former ones, which are returned. Masters
+  // are as before then, and not used in between. EmptyValues returns memory for them.
+  Tensor EmptyValues() const { return Tensor::EmptyLike(values_); }
+  Tensor ExchangeValues(const Tensor& values);
+
   // Where a unit's values are whole, [numel of the unit]: in the stages 1 and 2.
   Tensor Values(int unit) const;
   // Stage 3: the values are in `flat`, [numel of the unit], until ForgetValues.

@@ -15,7 +15,8 @@ import os
 import sys
 import time
 
-_NAMES = {"loss": "loss/train", "val_loss": "loss/validation"}
+_VALIDATION = {"val_loss": "loss/validation", "val_loss_ema": "loss/validation_ema"}
+_NAMES = {"loss": "loss/train", **_VALIDATION}
 _FACTS = ("flops_per_token", "peak_flops", "planned", "peak_bytes", "seconds", "sample")
 
 
@@ -83,8 +84,8 @@ def _run_id(folder, metrics):
     """Returns a name that is the same for every call on a run, and differs for another run in the folder."""
     with open(metrics, "rb") as file:
         first = file.readline()
-    # The first row may get a validation loss later.
-    row = {name: value for name, value in (_parse(first) or {}).items() if name != "val_loss"}
+    # The first row may get validation losses later.
+    row = {name: value for name, value in (_parse(first) or {}).items() if name not in _VALIDATION}
     text = os.path.realpath(folder) + json.dumps(row, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 

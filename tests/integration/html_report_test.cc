@@ -26,7 +26,8 @@ std::string MakeRun(const std::string& name, double loss, const std::string& lr)
   for (int step = 1; step <= 3; ++step) {
     metrics << R"({"step":)" << step << R"(,"tokens":)" << 1000 * step << R"(,"loss":)"
             << loss / step << R"(,"lr":0.1,"grad_norm":1.5,"tokens_per_second":)" << 100 * step
-            << R"(,"step_ms":10)" << (step == 2 ? R"(,"val_loss":1.25,"skipped":true)" : "")
+            << R"(,"step_ms":10)"
+            << (step == 2 ? R"(,"val_loss":1.25,"val_loss_ema":1.125,"skipped":true)" : "")
             << "}\n";
   }
   metrics << R"({"step":4,"tok)";  // as after a kill
@@ -56,10 +57,12 @@ TEST(HtmlReport, ComparesRuns) {
   RunRecord a = *ReadRun(folder), b = *ReadRun(MakeRun("b", 9, "0.25"));
   b.name = "b & <b>";
   const std::string page = HtmlReport({a, b});
-  // run, steps, tokens, last loss, best validation, median speed, MFU, memory, time, skipped
-  EXPECT_THAT(page, HasSubstr("<tr><td>a</td><td>3</td><td>3,000</td><td>2.0000</td>"
-                              "<td>1.2500</td><td>200</td><td>40.0 %</td><td>1.5 MiB</td>"
-                              "<td>1:05</td><td>1</td></tr>"));
+  // run, steps, tokens, last loss, best validation, of the average, median speed, MFU, memory,
+  // time, skipped
+  EXPECT_THAT(page,
+              HasSubstr("<tr><td>a</td><td>3</td><td>3,000</td><td>2.0000</td>"
+                        "<td>1.2500</td><td>1.1250</td><td>200</td><td>40.0 %</td><td>1.5 MiB</td>"
+                        "<td>1:05</td><td>1</td></tr>"));
   // b has no facts.
   EXPECT_THAT(page, HasSubstr("<td>200</td><td>-</td><td>-</td><td>-</td><td>1</td></tr>"));
   EXPECT_THAT(page, HasSubstr("<td>a</td><td>1 s a step &amp; more</td><td>0.01 s a step</td>"));

@@ -44,7 +44,7 @@ class WandbTest(unittest.TestCase):
         self.run_folder.mkdir(parents=True)
         (self.folder / "wandb.py").write_text(FAKE)
         (self.run_folder / "config.json").write_text(json.dumps(dict(steps=4, lr=0.1)))
-        self.write([row(1), row(2, val_loss=1.25), row(3, loss=None, skipped=True)])
+        self.write([row(1), row(2, val_loss=1.25, val_loss_ema=1.0), row(3, loss=None, skipped=True)])
 
     def write(self, rows, more="", name="metrics.jsonl"):
         """Replaces the metrics by another file, as a run that is resumed does."""
@@ -77,7 +77,8 @@ class WandbTest(unittest.TestCase):
         self.assertEqual(init[1]["config"], dict(steps=4, lr=0.1))
         self.assertEqual((init[1]["project"], init[1]["name"], init[1]["resume"]), ("p", "mine", "allow"))
         self.assertEqual([log[:2] for log in logs], [["log", 1], ["log", 2], ["log", 3]])
-        self.assertEqual(logs[1][2], {"tokens": 200, "loss/train": 1.25, "loss/validation": 1.25, "lr": 0.1,
+        self.assertEqual(logs[1][2], {"tokens": 200, "loss/train": 1.25, "loss/validation": 1.25,
+                                      "loss/validation_ema": 1.0, "lr": 0.1,
                                       "grad_norm": 1.5, "tokens_per_second": 7, "step_ms": 3})
         self.assertTrue(math.isnan(logs[2][2]["loss/train"]))
         self.assertEqual(summary[1], dict(peak_bytes=7, sample="once"))

@@ -25,6 +25,7 @@ StepMetrics Row(int64_t step) {
   row.tokens_per_second = 1e4;
   row.step_ms = 10;
   if (step % 2 == 0) row.val_loss = row.loss + 0.1;
+  if (step == 4) row.val_loss_ema = row.loss + 0.05;
   if (step == 3) row.pipeline_bubble = 0.125;
   return row;
 }
@@ -83,6 +84,7 @@ TEST(Metrics, ResumeDropsWhatCameAfterTheCheckpoint) {
   ASSERT_TRUE(log.ok()) << log.status();
   ASSERT_EQ(log->rows().size(), 5u);
   EXPECT_EQ(log->rows()[3].val_loss, Row(4).val_loss);
+  EXPECT_EQ(log->rows()[3].val_loss_ema, Row(4).val_loss_ema);
   for (int step = 6; step <= 7; ++step) ASSERT_TRUE(log->Append(Row(step)).ok());
   EXPECT_EQ(Read(path), before);
 }

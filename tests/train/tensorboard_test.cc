@@ -165,7 +165,9 @@ TEST(TensorBoard, StepsAreScalars) {
   second.loss = std::nan("");
   ASSERT_TRUE(log->Append(Row(1)).ok());
   ASSERT_TRUE(log->Append(second).ok());
-  ASSERT_TRUE(log->AppendValLoss(301, 0.75).ok());
+  StepMetrics validated = Row(301);
+  validated.val_loss_ema = 0.75;
+  ASSERT_TRUE(log->AppendValidation(validated).ok());
 
   const std::string path = OnlyFile(folder);
   EXPECT_TRUE(absl::StrContains(path, "/events.out.tfevents.")) << path;
@@ -190,6 +192,7 @@ TEST(TensorBoard, StepsAreScalars) {
   EXPECT_EQ(Only(events[4], 2), "300");
   EXPECT_EQ(Scalars(events[4]), (std::map<std::string, float>{{"loss/validation", 2.5f}}));
   EXPECT_EQ(Only(events[5], 2), "301");
+  EXPECT_EQ(Scalars(events[5]), (std::map<std::string, float>{{"loss/validation_ema", 0.75f}}));
 }
 
 // From the step at which a session starts, TensorBoard drops the events of earlier files.

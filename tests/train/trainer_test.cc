@@ -103,6 +103,7 @@ class TrainerTest : public TrainerRunTest {
       EXPECT_EQ(rows[i].lr, expected[i].lr) << i;
       EXPECT_EQ(rows[i].grad_norm, expected[i].grad_norm) << i;
       EXPECT_EQ(rows[i].val_loss, expected[i].val_loss) << i;
+      EXPECT_EQ(rows[i].val_loss_ema, expected[i].val_loss_ema) << i;
       EXPECT_GT(rows[i].step_ms, 0) << i;
     }
   }
@@ -259,6 +260,62 @@ TEST_F(TrainerTest, AveragesTheWeights) {
     EXPECT_EQ(ReadDown(CheckpointPath(again), ""), average);
     EXPECT_EQ(ExportHuggingFace(CheckpointPath(again), exported + "_2", how).code(),
               absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// A validation of the average leaves the bits of a training as they are, whoever has the weights.
+// Its loss is the loss of a model whose weights are the average.
+TEST_F(TrainerTest, ValidatesTheAverage) {
+  struct Ranks {
+    int64_t dp = 1, pp = 1, zero = 0;
+  };
+  const auto train = [](Trainer& trainer) { return trainer.Train(); };
+  for (const Ranks& ranks : {Ranks{}, {2, 1, 1}, {2, 1, 2}, {2, 1, 3}, {2, 2, 1}}) {
+    if (kTestDevice == DeviceType::kCuda && ranks.dp * ranks.pp > CudaDeviceCount()) continue;
+    SCOPED_TRACE(absl::StrCat("dp ", ranks.dp, ", pp ", ranks.pp, ", stage ", ranks.zero));
+    TrainConfig options = Options("validated");
+    std::filesystem::remove_all(folder_ + "/validated");
+    options.ema = 0.75;
+    options.steps = 4;
+    options.ranks = -1;
+    options.sp = 1;
+    options.dp = ranks.dp;
+    options.pp = ranks.pp;
+    options.zero = ranks.zero;
+    TrainConfig plain = options;
+    plain.out += absl::StrCat("_not", ranks.dp, ranks.pp, ranks.zero);
+    options.eval_every = 2;
+    EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
+    EXPECT_EQ(WithTrainer(plain, train), absl::OkStatus());
+    const std::vector<StepMetrics> rows = Recorded(options), expected = Recorded(plain);
+    ASSERT_EQ(rows.size(), expected.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_EQ(rows[i].loss, expected[i].loss) << i;
+      EXPECT_EQ(rows[i].grad_norm, expected[i].grad_norm) << i;
+      EXPECT_EQ(rows[i].val_loss_ema.has_value(), i % 2 == 1) << i;
+    }
+    for (const char* prefix : {"", kAveragePrefix}) {
+      EXPECT_EQ(ReadDown(CheckpointPath(options.out), prefix),
+                ReadDown(CheckpointPath(plain.out), prefix));
+    }
+    const std::string exported = plain.out + "_exported";
+    ExportOptions how;
+    how.average = true;
+    ASSERT_EQ(ExportHuggingFace(CheckpointPath(options.out), exported, how), absl::OkStatus());
+    TrainConfig average = Options("average");
+    std::filesystem::remove_all(folder_ + "/average");
+    average.model = exported;
+    average.tokenizer = "char";
+    average.dropout = 0;
+    average.eval_every = 2;
+    const auto evaluate = [&](Trainer& trainer) -> absl::Status {
+      BURST_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate());
+      // Ranks add up the losses of their sequences in another order.
+      EXPECT_NEAR(*rows.back().val_loss_ema, loss.value_or(0), 1e-5);
+      EXPECT_GT(std::abs(*rows.back().val_loss - loss.value_or(0)), 1e-4);
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(WithTrainer(average, evaluate), absl::OkStatus());
   }
 }
 

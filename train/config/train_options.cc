@@ -193,8 +193,8 @@ void AddOptimizationOptions(TrainConfig* c, OptionTable* t) {
       .Min(0)
       .Below(1)
       .Help(
-          "Keep an average of the weights that decays by D a step, for //train:export --ema. 0: "
-          "none.");
+          "Keep an average of the weights that decays by D a step, for //train:export --ema and a "
+          "validation loss of its own. 0: none.");
   t->Add("z_loss", &c->z_loss)
       .Min(0)
       .Help("Add Z times the squared logsumexp of the logits to the loss of training.");

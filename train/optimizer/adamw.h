@@ -74,6 +74,7 @@ class AdamW {
   // The state: what a checkpoint holds.
   const Tensor& first_moment() const { return m_; }   // [numel]
   const Tensor& second_moment() const { return v_; }  // [numel]
+  const Tensor& average() const { return average_; }  // [numel], or null
   // All of it, with the prefixes of the parameters' names in a checkpoint.
   struct StateTensor {
     const char* prefix;

@@ -45,7 +45,8 @@ class TokenPlots {
                                     : Unit{1e9, "billion tokens"};
   }
 
-  // Plots smoothed training losses as lines, and validation losses with dots.
+  // Plots smoothed training losses as lines, and validation losses with dots; those of averaged
+  // weights are faint.
   std::string Losses() const {
     LinePlot plot = Empty("Loss: training smoothed, validation with dots", "nats per token");
     for (size_t i = 0; i < runs_.size(); ++i) {
@@ -53,9 +54,12 @@ class TokenPlots {
       const Curve training =
           CurveOf(runs_[i], [](const RunRecord&, const StepMetrics& row) { return row.loss; });
       plot.series.push_back({color, runs_[i].name, Thinned(Smoothed(training))});
-      const Curve validation =
-          CurveOf(runs_[i], [](const RunRecord&, const StepMetrics& row) { return row.val_loss; });
-      plot.series.push_back({color, "", validation, /*dots=*/validation.size() <= 100});
+      for (const auto value : {&StepMetrics::val_loss, &StepMetrics::val_loss_ema}) {
+        const Curve validation =
+            CurveOf(runs_[i], [&](const RunRecord&, const StepMetrics& row) { return row.*value; });
+        plot.series.push_back({color, "", validation, /*dots=*/validation.size() <= 100,
+                               /*faint=*/value == &StepMetrics::val_loss_ema});
+      }
     }
     return LinePlotSvg(plot);
   }
@@ -124,15 +128,18 @@ std::string Row(const std::vector<std::string>& cells, const char* tag) {
 
 std::string FiguresTable(const std::vector<RunRecord>& runs) {
   std::string table =
-      "<table>\n" + Row({"run", "steps", "tokens", "last loss", "best validation",
+      "<table>\n" + Row({"run", "steps", "tokens", "last loss", "best validation", "of the average",
                          "tokens/s, median", "MFU", "peak memory, rank 0", "time", "skipped steps"},
                         "th");
   for (const RunRecord& run : runs) {
-    std::optional<double> best;
+    std::optional<double> best, best_average;
     std::vector<double> speeds;
     int64_t skipped = 0;
     for (const StepMetrics& row : run.rows) {
-      if (row.val_loss.has_value()) best = std::min(best.value_or(HUGE_VAL), *row.val_loss);
+      for (const auto& [loss, least] :
+           {std::pair(row.val_loss, &best), {row.val_loss_ema, &best_average}}) {
+        if (loss.has_value()) *least = std::min(least->value_or(HUGE_VAL), *loss);
+      }
       if (std::isfinite(row.tokens_per_second)) speeds.push_back(row.tokens_per_second);
       skipped += row.skipped ? 1 : 0;
     }
@@ -143,6 +150,7 @@ std::string FiguresTable(const std::vector<RunRecord>& runs) {
     table += Row(
         {run.name, Thousands(last.step), Thousands(last.tokens), absl::StrFormat("%.4f", last.loss),
          best.has_value() ? absl::StrFormat("%.4f", *best) : "-",
+         best_average.has_value() ? absl::StrFormat("%.4f", *best_average) : "-",
          speeds.empty() ? "-" : Thousands(std::llround(speed)),
          mfu.has_value() ? absl::StrFormat("%.1f %%", *mfu) : "-",
          facts.peak_bytes > 0

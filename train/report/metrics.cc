@@ -27,8 +27,9 @@ std::string ToLine(const StepMetrics& row) {
                {"loss", row.loss},           {"lr", row.lr},
                {"grad_norm", row.grad_norm}, {"tokens_per_second", row.tokens_per_second},
                {"step_ms", row.step_ms}};
-  if (row.pipeline_bubble.has_value()) json["pipeline_bubble"] = *row.pipeline_bubble;
-  if (row.val_loss.has_value()) json["val_loss"] = *row.val_loss;
+  for (const OptionalMetric& metric : kOptionalMetrics) {
+    if ((row.*metric.value).has_value()) json[metric.name] = *(row.*metric.value);
+  }
   if (row.skipped) json["skipped"] = true;
   return json.dump() + "\n";
 }
@@ -53,8 +54,9 @@ std::optional<StepMetrics> FromLine(const std::string& line) {
   row.grad_norm = number("grad_norm");
   row.tokens_per_second = number("tokens_per_second");
   row.step_ms = number("step_ms");
-  if (json.contains("pipeline_bubble")) row.pipeline_bubble = number("pipeline_bubble");
-  if (json.contains("val_loss")) row.val_loss = number("val_loss");
+  for (const OptionalMetric& metric : kOptionalMetrics) {
+    if (json.contains(metric.name)) row.*metric.value = number(metric.name);
+  }
   row.skipped = json.contains("skipped");
   return row;
 }
@@ -108,9 +110,11 @@ MetricsLog::~MetricsLog() {
   if (fd_ >= 0) close(fd_);
 }
 
-absl::Status MetricsLog::SetLastValLoss(double val_loss) {
+absl::Status MetricsLog::SetLastValidation(const StepMetrics& row) {
   BURST_CHECK(!rows_.empty());
-  rows_.back().val_loss = val_loss;
+  for (const OptionalMetric& metric : kOptionalMetrics) {
+    if (metric.of_validation) rows_.back().*metric.value = row.*metric.value;
+  }
   return WriteLastRow();  // the row is longer than before
 }
 
@@ -143,13 +147,15 @@ absl::Status MetricsLog::CannotWrite() const {
 }
 
 std::string LossPlotSvg(absl::string_view title, const std::vector<StepMetrics>& rows) {
-  Curve train, validation;
+  Curve train, validation, of_average;
   for (const StepMetrics& row : rows) {
     const double step = static_cast<double>(row.step);
     if (std::isfinite(row.loss)) train.push_back({step, row.loss});
-    if (row.val_loss.has_value() && std::isfinite(*row.val_loss)) {
-      validation.push_back({step, *row.val_loss});
-    }
+    const auto add = [&](const std::optional<double>& loss, Curve* curve) {
+      if (loss.has_value() && std::isfinite(*loss)) curve->push_back({step, *loss});
+    };
+    add(row.val_loss, &validation);
+    add(row.val_loss_ema, &of_average);
   }
   LinePlot plot;
   plot.title = std::string(title);
@@ -161,7 +167,8 @@ std::string LossPlotSvg(absl::string_view title, const std::vector<StepMetrics>&
   };
   plot.series = {{0, "", Thinned(train), /*dots=*/false, /*faint=*/true},
                  {0, label("training", smooth), Thinned(smooth), false, false},
-                 {1, label("validation", validation), validation, validation.size() <= 100, false}};
+                 {1, label("validation", validation), validation, validation.size() <= 100, false},
+                 {2, label("of the average", of_average), of_average, of_average.size() <= 100}};
   return LinePlotSvg(plot);
 }
 

@@ -1,6 +1,7 @@
 // Writes the metrics of every step: metrics.jsonl, one JSON object a line, and the plot loss.svg.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -26,9 +27,22 @@ struct StepMetrics {
   // devices' clocks. Waiting for messages and slower stages counts as idle time. PipelineBubble is
   // the value by the formula.
   std::optional<double> pipeline_bubble;
-  std::optional<double> val_loss;  // after the update
-  bool skipped = false;            // loss or gradient was not finite, so there was no update
+  // Validation losses of the weights and of their average (--ema), after the update.
+  std::optional<double> val_loss, val_loss_ema;
+  bool skipped = false;  // loss or gradient was not finite, so there was no update
 };
+
+// A value that some rows lack.
+struct OptionalMetric {
+  const char* name;    // in metrics.jsonl
+  const char* scalar;  // in TensorBoard
+  std::optional<double> StepMetrics::*value;
+  bool of_validation;  // the row gets it later
+};
+inline constexpr std::array<OptionalMetric, 3> kOptionalMetrics = {
+    {{"pipeline_bubble", "pipeline_bubble", &StepMetrics::pipeline_bubble, false},
+     {"val_loss", "loss/validation", &StepMetrics::val_loss, true},
+     {"val_loss_ema", "loss/validation_ema", &StepMetrics::val_loss_ema, true}}};
 
 class MetricsLog {
  public:
@@ -49,8 +63,8 @@ class MetricsLog {
   // Returns FailedPrecondition if the path no longer leads to the file: the rows are lost.
   absl::Status CheckStillThere() const;
 
-  // Adds the validation loss to the last row in its place. There must be a row.
-  absl::Status SetLastValLoss(double val_loss);
+  // Adds the row's values of a validation to the last row in its place. There must be one.
+  absl::Status SetLastValidation(const StepMetrics& row);
 
   const std::vector<StepMetrics>& rows() const { return rows_; }
 

@@ -188,10 +188,9 @@ absl::Status RunReport::Record(const StepMetrics& metrics) {
   return tensorboard_.has_value() ? tensorboard_->Append(metrics) : absl::OkStatus();
 }
 
-absl::Status RunReport::Evaluated(double val_loss) {
-  BURST_RETURN_IF_ERROR(folder_.metrics().SetLastValLoss(val_loss));
-  if (!tensorboard_.has_value()) return absl::OkStatus();
-  return tensorboard_->AppendValLoss(folder_.metrics().rows().back().step, val_loss);
+absl::Status RunReport::Evaluated(const StepMetrics& row) {
+  BURST_RETURN_IF_ERROR(folder_.metrics().SetLastValidation(row));
+  return tensorboard_.has_value() ? tensorboard_->AppendValidation(row) : absl::OkStatus();
 }
 
 bool RunReport::LacksEvaluation(int64_t step) const {
@@ -206,15 +205,19 @@ void RunReport::Print(const StepMetrics& metrics, bool saved) {
     console_->Print(
         absl::StrCat("step ", metrics.step, " skipped: its loss or gradient is not finite"));
   }
-  if (metrics.val_loss.has_value()) PrintEvaluation(metrics.step, *metrics.val_loss);
+  if (metrics.val_loss.has_value()) PrintEvaluation(metrics);
   if (!saved) {
     console_->Print(absl::StrCat("step ", metrics.step, " is not saved: its model is not finite"));
   }
 }
 
-void RunReport::PrintEvaluation(int64_t step, double val_loss) {
+void RunReport::PrintEvaluation(const StepMetrics& row) {
   if (console_ == nullptr) return;
-  console_->Print(absl::StrFormat("step %d: validation loss %.4f", step, val_loss));
+  std::string line = absl::StrFormat("step %d: validation loss %.4f", row.step, *row.val_loss);
+  if (row.val_loss_ema.has_value()) {
+    absl::StrAppendFormat(&line, ", of the average %.4f", *row.val_loss_ema);
+  }
+  console_->Print(line);
 }
 
 void RunReport::Saved() {

@@ -40,12 +40,12 @@ class RunReport {
   // Records a step's row of metrics.jsonl (and TensorBoard's scalars), or its evaluation in the
   // last row. LacksEvaluation returns whether the last row is that step's and has no evaluation.
   absl::Status Record(const StepMetrics& metrics);
-  absl::Status Evaluated(double val_loss);
+  absl::Status Evaluated(const StepMetrics& row);
   bool LacksEvaluation(int64_t step) const;
   // Prints a step's line and remarks. `saved` is false if a save was due and the model was not
   // finite.
   void Print(const StepMetrics& metrics, bool saved);
-  void PrintEvaluation(int64_t step, double val_loss);
+  void PrintEvaluation(const StepMetrics& row);
   // Call it after a save. Says once if only the newest checkpoint is kept, because the file system
   // has no hard links.
   void Saved();

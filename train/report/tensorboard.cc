@@ -121,15 +121,21 @@ absl::Status TensorBoardLog::Append(const StepMetrics& row) {
                                                       {"grad_norm", row.grad_norm},
                                                       {"tokens_per_second", row.tokens_per_second},
                                                       {"step_ms", row.step_ms}})));
-  if (row.pipeline_bubble.has_value()) {
-    BURST_RETURN_IF_ERROR(
-        Write(SummaryEvent(row.step, {{"pipeline_bubble", *row.pipeline_bubble}})));
-  }
-  return row.val_loss.has_value() ? AppendValLoss(row.step, *row.val_loss) : absl::OkStatus();
+  BURST_RETURN_IF_ERROR(WriteOptional(row, /*of_validation=*/false));
+  return AppendValidation(row);
 }
 
-absl::Status TensorBoardLog::AppendValLoss(int64_t step, double val_loss) {
-  return Write(SummaryEvent(step, {{"loss/validation", val_loss}}));
+absl::Status TensorBoardLog::AppendValidation(const StepMetrics& row) {
+  return WriteOptional(row, /*of_validation=*/true);
+}
+
+absl::Status TensorBoardLog::WriteOptional(const StepMetrics& row, bool of_validation) {
+  for (const OptionalMetric& metric : kOptionalMetrics) {
+    const std::optional<double>& value = row.*metric.value;
+    if (metric.of_validation != of_validation || !value.has_value()) continue;
+    BURST_RETURN_IF_ERROR(Write(SummaryEvent(row.step, {{metric.scalar, *value}})));
+  }
+  return absl::OkStatus();
 }
 
 // Writes a record: the length and its checksum, the data and its checksum.

@@ -24,14 +24,16 @@ class TensorBoardLog {
   ~TensorBoardLog();
 
   // Appends a step's scalars loss/train, lr, grad_norm, tokens_per_second and step_ms, and
-  // pipeline_bubble and loss/validation if the row has them. The system gets them in one piece, so
-  // they outlive the process.
+  // those of kOptionalMetrics that the row has. The system gets them in one piece, so they outlive
+  // the process.
   absl::Status Append(const StepMetrics& row);
-  absl::Status AppendValLoss(int64_t step, double val_loss);
+  // Appends the values of a validation alone.
+  absl::Status AppendValidation(const StepMetrics& row);
 
  private:
   TensorBoardLog(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   absl::Status Write(absl::string_view event);
+  absl::Status WriteOptional(const StepMetrics& row, bool of_validation);
 
   std::string path_;
   int fd_ = -1;

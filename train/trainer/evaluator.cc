@@ -50,6 +50,26 @@ absl::StatusOr<std::optional<double>> Evaluator::MeanLoss() {
   return std::optional<double>(results[0] / std::max(1.0, results[1]));
 }
 
+absl::StatusOr<std::optional<double>> Evaluator::MeanLossOfAverage() {
+  ParameterList& parameters = rank_.model->parameters();
+  const Tensor weights = parameters.ExchangeValues(parameters.EmptyValues());
+  const absl::Status taken = TakeAverage();
+  const absl::StatusOr<std::optional<double>> loss =
+      taken.ok() ? MeanLoss() : absl::StatusOr<std::optional<double>>(taken);
+  parameters.ExchangeValues(weights);
+  return loss;
+}
+
+absl::Status Evaluator::TakeAverage() {
+  const ParameterList& parameters = rank_.model->parameters();
+  for (int i = 0; i < static_cast<int>(parameters.units().size()); ++i) {
+    const ParameterUnit& unit = parameters.units()[i];
+    parameters.ValuePiece(i).ConvertFrom(
+        rank_.optimizer->average().Slice(0, unit.shard_begin, unit.piece));
+  }
+  return rank_.shards == nullptr ? absl::OkStatus() : rank_.shards->GatherValues();
+}
+
 absl::StatusOr<Tensor> Evaluator::LossOf(const SequenceBatch& batch) {
   if (rank_.pipeline != nullptr) {
     return rank_.pipeline->Loss(*rank_.model, *rank_.attention, batch);

@@ -18,8 +18,13 @@ class Evaluator {
 
   // Returns the mean loss per target, or none if the ranks stop. Collective.
   absl::StatusOr<std::optional<double>> MeanLoss();
+  // Returns the loss of the average of the weights (--ema). The weights and the state of the
+  // optimizer stay as they are. Takes memory for the values once more.
+  absl::StatusOr<std::optional<double>> MeanLossOfAverage();
 
  private:
+  // Copies the average into the values of all ranks with the same parameters.
+  absl::Status TakeAverage();
   // Returns the loss of this rank's tokens, without a gradient; null on a stage that does not
   // compute it.
   absl::StatusOr<Tensor> LossOf(const SequenceBatch& batch);

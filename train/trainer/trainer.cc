@@ -159,12 +159,24 @@ bool Trainer::SavesAfter(int64_t steps) const {
 
 // The row of the step that was just made has no validation loss yet.
 absl::Status Trainer::EvaluateStep(StepMetrics* metrics) {
-  BURST_ASSIGN_OR_RETURN(metrics->val_loss, Evaluate());
+  BURST_RETURN_IF_ERROR(Validate(metrics));
   if (!metrics->val_loss.has_value()) return absl::OkStatus();
   if (snapshot_ != nullptr) snapshot_->BeginChange();
   last_val_loss_ = metrics->val_loss;
-  if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Evaluated(*last_val_loss_));
+  if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Evaluated(*metrics));
   if (snapshot_ != nullptr) snapshot_->EndChange();
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Validate(StepMetrics* row) {
+  BURST_ASSIGN_OR_RETURN(const std::optional<double> loss, Evaluate());
+  std::optional<double> of_average;
+  if (loss.has_value() && config_.ema > 0 && rank_->optimizer->updates() > 0) {
+    BURST_ASSIGN_OR_RETURN(of_average, evaluator_->MeanLossOfAverage());
+    if (!of_average.has_value()) return absl::OkStatus();
+  }
+  row->val_loss = loss;
+  row->val_loss_ema = of_average;
   return absl::OkStatus();
 }
 
@@ -173,10 +185,12 @@ absl::Status Trainer::MakeUpEvaluation() {
   const bool lacks = report_ != nullptr && report_->LacksEvaluation(step_);
   BURST_ASSIGN_OR_RETURN(const bool missing, rank_->OnAnyRank(lacks));
   if (!missing) return absl::OkStatus();
-  BURST_ASSIGN_OR_RETURN(const std::optional<double> loss, Evaluate());
-  if (report_ == nullptr || !loss.has_value()) return absl::OkStatus();
-  BURST_RETURN_IF_ERROR(report_->Evaluated(*loss));
-  report_->PrintEvaluation(step_, *loss);
+  StepMetrics row;
+  row.step = step_;
+  BURST_RETURN_IF_ERROR(Validate(&row));
+  if (report_ == nullptr || !row.val_loss.has_value()) return absl::OkStatus();
+  BURST_RETURN_IF_ERROR(report_->Evaluated(row));
+  report_->PrintEvaluation(row);
   return absl::OkStatus();
 }
 

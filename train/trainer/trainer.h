@@ -60,6 +60,9 @@ class Trainer {
   bool EvaluatesAfter(int64_t steps) const;
   bool SavesAfter(int64_t steps) const;
   absl::Status EvaluateStep(StepMetrics* metrics);
+  // Evaluates the weights and their average, if one is kept, for the row. Leaves it as it is if the
+  // ranks stop. Collective.
+  absl::Status Validate(StepMetrics* row);
   // Makes the evaluation during which the resumed run was stopped.
   absl::Status MakeUpEvaluation();
   // Begins to save the model after step `last`. Does nothing if the run cannot continue from it.
