@@ -45,17 +45,10 @@ Variable FeedForward::Forward(const ForwardPass& pass, const Variable& x, const 
       });
 }
 
-Variable Residual(const ForwardPass& pass, const Variable& x, int64_t dropout_site,
-                  const std::function<Variable(const Variable& residual)>& branch) {
-  const DropoutSite dropout = pass.DropoutAt(dropout_site);
-  if (!dropout.active()) return branch(x);
-  return Dropout(pass.tape, branch(Variable()), dropout, x);
-}
-
-SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation rotation)
+SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer)
     : layer_(layer),
       head_dim_(scope.config.head_dim),
-      rotates_(rotation == Rotation::kRope),
+      rotates_(scope.config.family == Family::kLlama),
       is_full_(scope.config.IsFull(layer)),
       heads_(scope.parallel.LocalCount(scope.config.heads)),
       kv_heads_(scope.parallel.LocalCount(scope.config.kv_heads)),
@@ -68,11 +61,13 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation ro
     const ParameterSharding by_heads = scope.parallel.Sharded(/*axis=*/0, {scope.config.heads}, 1);
     scope.Add("attention.sinks", {scope.config.heads}, 0, 0, false, by_heads, &sinks_);
   }
-  if (!scope.config.qk_norm) return;
+  if (scope.config.qk_norm == QkNorm::kNone) return;
+  const bool all = scope.config.qk_norm == QkNorm::kAll;  // on one rank alone
+  const int64_t q = all ? heads_ * head_dim_ : head_dim_, k = all ? kv_heads_ * head_dim_ : q;
   // Each rank's heads contribute a part of the gradient.
   const ParameterSharding replicated = scope.parallel.Replicated();
-  scope.Add("attention.q_norm.weight", {head_dim_}, 1, 0, false, replicated, &query_norm_);
-  scope.Add("attention.k_norm.weight", {head_dim_}, 1, 0, false, replicated, &key_norm_);
+  scope.Add("attention.q_norm.weight", {q}, 1, 0, false, replicated, &query_norm_);
+  scope.Add("attention.k_norm.weight", {k}, 1, 0, false, replicated, &key_norm_);
 }
 
 Variable SelfAttention::Forward(const ForwardPass& pass, const Variable& x,
@@ -127,40 +122,57 @@ Variable SelfAttention::Heads(const ForwardPass& pass, const Variable& projected
 }
 
 Block::Block(const LayerScope& scope, int64_t layer) : layer_(layer) {
-  scope.config.family == Family::kLlama ? MakeLlama(scope) : MakeGpt2(scope);
+  const NormPosition position = scope.config.norm_position;
+  const auto norm = [&](bool there, const char* name) {
+    return there ? MakeNormalization(scope, name, scope.parallel.ReplicatedInLayers()) : nullptr;
+  };
+  const bool before = position != NormPosition::kAfter, after = position != NormPosition::kBefore;
+  attention_norm_ = norm(before, "attention_norm");
+  attention_ = std::make_unique<SelfAttention>(scope, layer_);
+  attention_out_norm_ = norm(after, "attention_out_norm");
+  ffn_norm_ = norm(before, "ffn_norm");
+  ffn_ = std::make_unique<FeedForward>(scope);
+  ffn_out_norm_ = norm(after, "ffn_out_norm");
 }
 
-// GPT-2's layer: Radford et al., 2019.
-void Block::MakeGpt2(const LayerScope& scope) {
-  const ParameterSharding replicated = scope.parallel.ReplicatedInLayers();
-  attention_norm_ = std::make_unique<LayerNormalization>(scope, "attention_norm", replicated);
-  attention_ = std::make_unique<SelfAttention>(scope, layer_, SelfAttention::Rotation::kNone);
-  ffn_norm_ = std::make_unique<LayerNormalization>(scope, "ffn_norm", replicated);
-  ffn_ = std::make_unique<FeedForward>(scope);
+Variable Block::Add(const ForwardPass& pass, const Variable& x, int64_t dropout_site,
+                    const Norm& norm, const Branch& branch) const {
+  const DropoutSite dropout = pass.DropoutAt(dropout_site);
+  if (norm == nullptr && !dropout.active()) return branch(x);
+  Variable y = branch(Variable());
+  if (norm != nullptr) y = norm->Forward(pass, y);
+  return dropout.active() ? Dropout(pass.tape, y, dropout, x) : burst::Add(pass.tape, x, y);
 }
 
-// Llama's layer: Touvron et al., arXiv 2302.13971.
-void Block::MakeLlama(const LayerScope& scope) {
-  const ParameterSharding replicated = scope.parallel.ReplicatedInLayers();
-  attention_norm_ = std::make_unique<RmsNormalization>(scope, "attention_norm", replicated);
-  attention_ = std::make_unique<SelfAttention>(scope, layer_, SelfAttention::Rotation::kRope);
-  ffn_norm_ = std::make_unique<RmsNormalization>(scope, "ffn_norm", replicated);
-  ffn_ = std::make_unique<FeedForward>(scope);
+Variable Block::AddAttention(const ForwardPass& pass, const Variable& x,
+                             const Branch& attention) const {
+  return Add(pass, x, AttentionSite(layer_), attention_out_norm_, attention);
+}
+
+Variable Block::AddFeedForward(const ForwardPass& pass, const Variable& x,
+                               const Branch& ffn) const {
+  return Add(pass, x, FeedForwardSite(layer_), ffn_out_norm_, ffn);
+}
+
+Variable Block::AttentionInput(const ForwardPass& pass, const Variable& x,
+                               LinearPrecision reader) const {
+  return attention_norm_ == nullptr ? x : attention_norm_->Forward(pass, x, reader);
 }
 
 Variable Block::FeedForwardBranch(const ForwardPass& pass, const Variable& x,
                                   const Variable& residual, ResultUse use) const {
-  return ffn_->Forward(pass, ffn_norm_->Forward(pass, x, pass->linear_precision), residual, use);
+  const Variable input =
+      ffn_norm_ == nullptr ? x : ffn_norm_->Forward(pass, x, pass->linear_precision);
+  return ffn_->Forward(pass, input, residual, use);
 }
 
 Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
   ReachOp(static_cast<int>(layer_), "projections", /*on_device=*/true);
-  const Variable h = Residual(pass, x, AttentionSite(layer_), [&](const Variable& residual) {
-    const Variable normalized = attention_norm_->Forward(pass, x, pass->linear_precision);
-    return attention_->Forward(pass, normalized, residual);
+  const Variable h = AddAttention(pass, x, [&](const Variable& residual) {
+    return attention_->Forward(pass, AttentionInput(pass, x, pass->linear_precision), residual);
   });
   ReachOp(static_cast<int>(layer_), "feed-forward");
-  return Residual(pass, h, FeedForwardSite(layer_), [&](const Variable& residual) {
+  return AddFeedForward(pass, h, [&](const Variable& residual) {
     const bool ends = residual.defined();  // the branch's result is the layer's result
     return FeedForwardBranch(pass, h, residual, ends ? pass.tape.result_use() : ResultUse::kRead);
   });

@@ -1,10 +1,10 @@
-// One layer of a Transformer, with normalization before each branch (pre-norm):
+// One layer of a Transformer, with normalization before its two branches, after them, or both
+// (NormPosition):
 //
-//   x = x + dropout(attention(norm(x)))
-//   x = x + dropout(ffn(norm(x)))
+//   x = x + dropout(norm(attention(norm(x))))
+//   x = x + dropout(norm(ffn(norm(x))))
 //
-// A GPT-2 block and a Llama block are two recipes of the same four steps (block.cc). How a step
-// runs a layer to save memory is decided elsewhere (execution/).
+// How a step runs a layer to save memory is decided elsewhere (execution/).
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,13 @@
 
 namespace burst {
 
-// x + dropout(branch). branch(residual) returns the branch plus `residual`, unless that is
-// undefined. Without dropout the branch's last GEMM adds x itself.
-Variable Residual(const ForwardPass& pass, const Variable& x, int64_t dropout_site,
-                  const std::function<Variable(const Variable& residual)>& branch);
-
 // Attention with its projections: Q, K and V of all heads, normalization of queries and keys
 // (qk_norm), RoPE (llama), causal attention (with attention_sinks), and the projection out.
 class SelfAttention {
  public:
-  enum class Rotation { kNone, kRope };
-  SelfAttention(const LayerScope& scope, int64_t layer, Rotation rotation);
+  SelfAttention(const LayerScope& scope, int64_t layer);
 
-  // residual + attention(x). x: the layer's normalized input. x, residual (may be undefined) and
+  // residual + attention(x). x: Block::AttentionInput. x, residual (may be undefined) and
   // result: [batch, length, width].
   Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual) const;
 
@@ -40,7 +34,8 @@ class SelfAttention {
   Variable ProjectOut(const ForwardPass& pass, const Variable& out, const Variable& residual) const;
 
   // Attention of one group of KV heads with their query heads, of `count` equal groups. On one rank
-  // of a model only. Linear returns the parameters that project to the group's heads.
+  // of a model only, and not with QkNorm::kAll. Linear returns the parameters that project to the
+  // group's heads.
   LinearParameters GroupProjection(Tape& tape, const HeadGroup& group) const;
   // projected: [batch, length, channels of the group].
   Variable AttendGroup(const ForwardPass& pass, const Variable& projected,
@@ -61,7 +56,7 @@ class SelfAttention {
   const bool is_full_;  // ModelConfig::IsFull
   const int64_t heads_, kv_heads_;
   ColumnParallelLinear qkv_;        // the query heads, then the KV heads' keys, then their values
-  Variable query_norm_, key_norm_;  // [head_dim]; with qk_norm
+  Variable query_norm_, key_norm_;  // [head_dim], or [channels of all heads]; with qk_norm
   const double norm_eps_;
   Variable sinks_;  // [heads]; with attention_sinks
   RowParallelLinear out_;
@@ -91,23 +86,37 @@ class Block {
   // Returns the residual stream after the layer. x and result: [batch, length, width].
   Variable Forward(const ForwardPass& pass, const Variable& x) const;
 
-  // residual + ffn(norm(x)). residual is x, or undefined.
+  // ---- The steps of Forward, for executions in parts. Every x and result: [batch, length, width].
+
+  // Returns a branch plus `residual`, unless that is undefined.
+  using Branch = std::function<Variable(const Variable& residual)>;
+  // Return x plus the branch, normalized and with dropout as the layer says. If the layer does
+  // neither, the branch's last GEMM adds x itself.
+  Variable AddAttention(const ForwardPass& pass, const Variable& x, const Branch& attention) const;
+  Variable AddFeedForward(const ForwardPass& pass, const Variable& x, const Branch& ffn) const;
+
+  // What attention takes: x, normalized if the layer normalizes before its branches. `reader` is
+  // the precision of the linear layers that read the result.
+  Variable AttentionInput(const ForwardPass& pass, const Variable& x,
+                          LinearPrecision reader = LinearPrecision::kTensors) const;
+  // residual + ffn(norm(x)), without the norm after it. residual is x, or undefined.
   Variable FeedForwardBranch(const ForwardPass& pass, const Variable& x, const Variable& residual,
                              ResultUse use) const;
 
   int64_t layer() const { return layer_; }
   bool is_full() const { return attention_->is_full(); }  // ModelConfig::IsFull
-  const Normalization& attention_norm() const { return *attention_norm_; }
   const SelfAttention& attention() const { return *attention_; }
 
  private:
-  void MakeGpt2(const LayerScope& scope);
-  void MakeLlama(const LayerScope& scope);
+  // Null: the layer does not normalize there.
+  using Norm = std::unique_ptr<Normalization>;
+  Variable Add(const ForwardPass& pass, const Variable& x, int64_t dropout_site, const Norm& norm,
+               const Branch& branch) const;
 
   int64_t layer_;
-  std::unique_ptr<Normalization> attention_norm_;
+  Norm attention_norm_, attention_out_norm_;
   std::unique_ptr<SelfAttention> attention_;
-  std::unique_ptr<Normalization> ffn_norm_;
+  Norm ffn_norm_, ffn_out_norm_;
   std::unique_ptr<FeedForward> ffn_;
 };
 

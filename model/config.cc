@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,7 @@ void VisitFields(Config& config, Visitor visit) {
   visit("attention_out_bias", config.attention_out_bias);
   visit("ffn_bias", config.ffn_bias);
   visit("qk_norm", config.qk_norm);
+  visit("norm_position", config.norm_position);
   visit("rope_theta", config.rope_theta);
   visit("rope_scaling", config.rope_scaling);
   visit("full_layers", config.full_layers);
@@ -56,6 +58,18 @@ void VisitScalingFields(Scaling& scaling, Visitor visit) {
   visit("whole", scaling.whole);
   visit("amplitude", scaling.amplitude);
 }
+
+constexpr EnumName<Family> kFamilies[] = {{Family::kLlama, "llama"}, {Family::kGpt2, "gpt2"}};
+constexpr EnumName<QkNorm> kQkNorms[] = {
+    {QkNorm::kNone, "none"}, {QkNorm::kHead, "head"}, {QkNorm::kAll, "all"}};
+constexpr EnumName<NormPosition> kNormPositions[] = {{NormPosition::kBefore, "before"},
+                                                     {NormPosition::kAfter, "after"},
+                                                     {NormPosition::kBoth, "both"}};
+
+// Returns the names of a field's values. Overloads for each enum of ModelConfig.
+const auto& NamesOf(Family) { return kFamilies; }
+const auto& NamesOf(QkNorm) { return kQkNorms; }
+const auto& NamesOf(NormPosition) { return kNormPositions; }
 
 template <typename T>
 absl::Status Invalid(absl::string_view key, const T& value, absl::string_view valid) {
@@ -89,6 +103,25 @@ absl::Status CheckLayers(const ModelConfig& config) {
   }
   if (theta >= 1 && std::isfinite(theta)) return absl::OkStatus();
   return Invalid("window_rope_theta", theta, "at least 1, or 0 for rope_theta");
+}
+
+// Checks that a gpt2 model has no property that is for llama models only.
+absl::Status CheckGpt2(const ModelConfig& config) {
+  for (const auto& [key, value] : {std::make_pair("qkv_bias", config.qkv_bias),
+                                   std::make_pair("attention_out_bias", config.attention_out_bias),
+                                   std::make_pair("ffn_bias", config.ffn_bias)}) {
+    if (value) return Invalid(key, "true", "false for gpt2, whose layers all have biases");
+  }
+  if (config.qk_norm != QkNorm::kNone) {
+    return Invalid("qk_norm", NameOf(config.qk_norm, kQkNorms), "none for gpt2");
+  }
+  if (config.norm_position != NormPosition::kBefore) {
+    return Invalid("norm_position", NameOf(config.norm_position, kNormPositions),
+                   "before for gpt2");
+  }
+  if (config.rope_scaling.kind == RopeScaling::Kind::kNone) return absl::OkStatus();
+  return Invalid("rope_scaling", Name(config.rope_scaling.kind),
+                 "none for gpt2, which has no RoPE");
 }
 
 ModelConfig Gpt2(int64_t layers, int64_t heads, int64_t width) {
@@ -182,14 +215,22 @@ struct FieldReader {
     field = value.get<bool>();
     return absl::OkStatus();
   }
-  static absl::Status Read(const char* key, const nlohmann::json& value, Family& field) {
-    for (const Family family : {Family::kLlama, Family::kGpt2}) {
-      if (value == Name(family)) {
-        field = family;
-        return absl::OkStatus();
-      }
+  template <typename Enum>
+  static absl::Status Read(const char* key, const nlohmann::json& value, Enum& field) {
+    std::vector<std::string> names;
+    for (const auto& entry : NamesOf(field)) {
+      names.push_back(absl::StrCat("\"", entry.name, "\""));
+      if (value != entry.name) continue;
+      field = entry.value;
+      return absl::OkStatus();
     }
-    return Invalid(key, value.dump(), "\"llama\" or \"gpt2\"");
+    return Invalid(key, value.dump(), absl::StrJoin(names, " or "));
+  }
+  // Checkpoints of earlier versions have true for each head, and false.
+  static absl::Status Read(const char* key, const nlohmann::json& value, QkNorm& field) {
+    if (!value.is_boolean()) return Read<QkNorm>(key, value, field);
+    field = value.get<bool>() ? QkNorm::kHead : QkNorm::kNone;
+    return absl::OkStatus();
   }
   static absl::Status Read(const char* key, const nlohmann::json& value, RopeScaling::Kind& kind) {
     if (!value.is_string()) return Invalid(key, value.dump(), "a name");
@@ -213,9 +254,12 @@ struct FieldWriter {
   nlohmann::ordered_json& object;
   template <typename T>
   void operator()(const char* key, const T& field) {
-    object[key] = field;
+    if constexpr (std::is_enum_v<T>) {
+      object[key] = NameOf(field, NamesOf(field));
+    } else {
+      object[key] = field;
+    }
   }
-  void operator()(const char* key, Family family) { object[key] = Name(family); }
   void operator()(const char* key, RopeScaling::Kind kind) { object[key] = Name(kind); }
   void operator()(const char* key, const RopeScaling& scaling) {
     nlohmann::ordered_json& nested = object[key];
@@ -239,7 +283,7 @@ constexpr EnumName<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
 
 }  // namespace
 
-const char* Name(Family family) { return family == Family::kLlama ? "llama" : "gpt2"; }
+const char* Name(Family family) { return NameOf(family, kFamilies); }
 
 absl::StatusOr<Recompute> ParseRecompute(absl::string_view name) {
   return ParseName(name, kRecomputes);
@@ -266,17 +310,7 @@ absl::Status ModelConfig::Validate() const {
     return Invalid(head_dim == 0 ? "width / heads" : "head_dim", channels,
                    "even, because RoPE turns pairs of channels");
   }
-  if (family == Family::kGpt2) {
-    for (const auto& [key, value] : {std::make_pair("qkv_bias", qkv_bias),
-                                     std::make_pair("attention_out_bias", attention_out_bias),
-                                     std::make_pair("ffn_bias", ffn_bias)}) {
-      if (value) return Invalid(key, "true", "false for gpt2, whose layers all have biases");
-    }
-    if (qk_norm) return Invalid("qk_norm", "true", "false for gpt2");
-    if (rope_scaling.kind != RopeScaling::Kind::kNone) {
-      return Invalid("rope_scaling", Name(rope_scaling.kind), "none for gpt2, which has no RoPE");
-    }
-  }
+  if (family == Family::kGpt2) BURST_RETURN_IF_ERROR(CheckGpt2(*this));
   BURST_RETURN_IF_ERROR(rope_scaling.Validate());
   if (rope_scaling.kind == RopeScaling::Kind::kYarn && rope_theta == 1) {
     return Invalid("rope_theta", rope_theta, "above 1 with yarn");

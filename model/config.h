@@ -20,6 +20,20 @@ enum class Family {
 
 const char* Name(Family family);  // "llama", "gpt2"
 
+// Where a layer normalizes, for attention and for the feed-forward alike.
+enum class NormPosition {
+  kBefore,  // x + f(norm(x)) (pre-norm)
+  kAfter,   // x + norm(f(x)) (OLMo 2, arXiv 2501.00656)
+  kBoth,    // x + norm(f(norm(x))) (Gemma 2, arXiv 2408.00118)
+};
+
+// The RMSNorm of queries and keys before RoPE.
+enum class QkNorm {
+  kNone,
+  kHead,  // of each head; all query heads share a weight, and all key heads (Qwen3)
+  kAll,   // of all heads' channels together (OLMo 2)
+};
+
 struct ModelConfig {
   Family family = Family::kLlama;
   int64_t layers = 0;
@@ -46,7 +60,8 @@ struct ModelConfig {
   bool qkv_bias = false;            // llama: biases of the projections to queries, keys and values
   bool attention_out_bias = false;  // llama: a bias of the projection after attention
   bool ffn_bias = false;            // llama: biases of gate, up and down
-  bool qk_norm = false;             // llama: RMSNorm of each query's and key's head before RoPE
+  QkNorm qk_norm = QkNorm::kNone;   // llama
+  NormPosition norm_position = NormPosition::kBefore;  // llama
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   // The numbers of the layers whose attention has no window, increasing. A run's window is for the

@@ -72,27 +72,51 @@ void LayerScope::Add(const std::string& name, const Shape& shape, double init_me
                   sharding);
 }
 
-RmsNormalization::RmsNormalization(const LayerScope& scope, const std::string& name,
-                                   const ParameterSharding& sharding)
-    : eps_(scope.config.norm_eps) {
-  scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharding, &weight_);
-}
+namespace {
 
-Variable RmsNormalization::Forward(const ForwardPass& pass, const Variable& x,
-                                   LinearPrecision reader) const {
-  return RmsNorm(pass.tape, x, weight_, eps_, reader);
-}
+class RmsNormalization : public Normalization {
+ public:
+  RmsNormalization(const LayerScope& scope, const std::string& name,
+                   const ParameterSharding& sharding)
+      : eps_(scope.config.norm_eps) {
+    scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharding, &weight_);
+  }
+  Variable Forward(const ForwardPass& pass, const Variable& x,
+                   LinearPrecision reader) const override {
+    return RmsNorm(pass.tape, x, weight_, eps_, reader);
+  }
 
-LayerNormalization::LayerNormalization(const LayerScope& scope, const std::string& name,
-                                       const ParameterSharding& sharding)
-    : eps_(scope.config.norm_eps) {
-  scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharding, &weight_);
-  scope.Add(name + ".bias", {scope.config.width}, 0, 0, false, sharding, &bias_);
-}
+ private:
+  const double eps_;
+  Variable weight_;
+};
 
-Variable LayerNormalization::Forward(const ForwardPass& pass, const Variable& x,
-                                     LinearPrecision reader) const {
-  return LayerNorm(pass.tape, x, weight_, bias_, eps_, reader);
+class LayerNormalization : public Normalization {
+ public:
+  LayerNormalization(const LayerScope& scope, const std::string& name,
+                     const ParameterSharding& sharding)
+      : eps_(scope.config.norm_eps) {
+    scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharding, &weight_);
+    scope.Add(name + ".bias", {scope.config.width}, 0, 0, false, sharding, &bias_);
+  }
+  Variable Forward(const ForwardPass& pass, const Variable& x,
+                   LinearPrecision reader) const override {
+    return LayerNorm(pass.tape, x, weight_, bias_, eps_, reader);
+  }
+
+ private:
+  const double eps_;
+  Variable weight_, bias_;
+};
+
+}  // namespace
+
+std::unique_ptr<Normalization> MakeNormalization(const LayerScope& scope, const std::string& name,
+                                                 const ParameterSharding& sharding) {
+  if (scope.config.family == Family::kGpt2) {
+    return std::make_unique<LayerNormalization>(scope, name, sharding);
+  }
+  return std::make_unique<RmsNormalization>(scope, name, sharding);
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LayerScope& scope, const std::string& name,

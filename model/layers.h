@@ -127,29 +127,9 @@ class Normalization {
                            LinearPrecision reader = LinearPrecision::kTensors) const = 0;
 };
 
-class RmsNormalization : public Normalization {
- public:
-  RmsNormalization(const LayerScope& scope, const std::string& name,
-                   const ParameterSharding& sharding);
-  Variable Forward(const ForwardPass& pass, const Variable& x,
-                   LinearPrecision reader) const override;
-
- private:
-  const double eps_;
-  Variable weight_;
-};
-
-class LayerNormalization : public Normalization {
- public:
-  LayerNormalization(const LayerScope& scope, const std::string& name,
-                     const ParameterSharding& sharding);
-  Variable Forward(const ForwardPass& pass, const Variable& x,
-                   LinearPrecision reader) const override;
-
- private:
-  const double eps_;
-  Variable weight_, bias_;
-};
+// Declares a normalization of the model's family: RMSNorm, or LayerNorm for gpt2.
+std::unique_ptr<Normalization> MakeNormalization(const LayerScope& scope, const std::string& name,
+                                                 const ParameterSharding& sharding);
 
 // The parameters of a linear layer.
 struct LinearParameters {

@@ -15,6 +15,11 @@ TensorParallel::TensorParallel(Communicator* group, bool sequence_parallel)
 
 absl::Status TensorParallel::Check(const ModelConfig& given, int ranks) {
   const ModelConfig config = given.WithDefaults();
+  if (ranks > 1 && config.qk_norm == QkNorm::kAll) {
+    return absl::InvalidArgumentError(
+        "model qk_norm: must be none or head with tensor parallelism; got all, which normalizes "
+        "over the heads of all ranks");
+  }
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(config.heads, config.kv_heads, ranks));
   if (config.ffn % ranks == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -98,11 +98,7 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
   first_parameter_.push_back(parameters_.size());
   parameters_.set_elsewhere(!part.HasLast());
   const LayerScope after_layers{config_, parallel_, &parameters_, ""};
-  if (config.family == Family::kGpt2) {
-    final_norm_ = std::make_unique<LayerNormalization>(after_layers, "final_norm", replicated);
-  } else {
-    final_norm_ = std::make_unique<RmsNormalization>(after_layers, "final_norm", replicated);
-  }
+  final_norm_ = MakeNormalization(after_layers, "final_norm", replicated);
   if (!config.tied_embeddings) {
     parameters_.Add("head.weight", table, 0, kEmbeddingStd, true, &head_, replicated);
   }

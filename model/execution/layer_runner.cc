@@ -23,11 +23,11 @@ Variable FeedForwardInChunks(const Block& block, int64_t chunk, const ForwardPas
       adds ? pass.tape.result_use() : ResultUse::kRead);
 }
 
-// Returns h + dropout(ffn(norm(h))).
+// Returns h plus the feed-forward branch.
 Variable AddFeedForward(const Block& block, const LayerMemory& parts, const ForwardPass& pass,
                         const Variable& h) {
   ReachOp(static_cast<int>(block.layer()), "feed-forward");
-  return Residual(pass, h, FeedForwardSite(block.layer()), [&](const Variable& residual) {
+  return block.AddFeedForward(pass, h, [&](const Variable& residual) {
     if (parts.ffn_chunk > 0) {
       BURST_CHECK(pass->parallel->ranks() == 1) << "a tensor-parallel layer in chunks";
       return FeedForwardInChunks(block, parts.ffn_chunk, pass, h, residual);
@@ -53,7 +53,7 @@ Variable AttendGroup(const Block& block, int64_t ffn_chunk, const ForwardPass& p
     return attention.AttendGroup(pass, Project(pass, pass.tape, x, linear), group);
   }
   const auto project = [&block, pass, linear](Tape& tape, const Variable& x) {
-    return Project(pass, tape, block.attention_norm().Forward(pass.On(tape), x), linear);
+    return Project(pass, tape, block.AttentionInput(pass.On(tape), x), linear);
   };
   const Variable projected = RecomputeInChunks(pass.tape, x, ffn_chunk, project, ResultUse::kRead,
                                                linear.weight.shape()[0]);
@@ -77,7 +77,7 @@ Variable AttendInGroups(const Block& block, const LayerMemory& parts, const Forw
       return AttendGroup(block, ffn_chunk, pass.On(tape, kept), x, group);
     });
   }
-  const Variable input = parts.ffn_chunk > 0 ? x : block.attention_norm().Forward(pass, x);
+  const Variable input = parts.ffn_chunk > 0 ? x : block.AttentionInput(pass, x);
   const Variable out =
       RecomputeInParts(pass.tape, input, std::move(groups), /*axis=*/2,
                        {x.shape()[0], x.shape()[1], attention.heads(), attention.head_dim()},
@@ -94,19 +94,18 @@ Variable RunInTokenChunks(const Block& block, const LayerMemory& parts, const Fo
   const DeviceType device = x.value().device();
   ReachOp(static_cast<int>(block.layer()), "projections", /*on_device=*/true);
   const Shape heads = {attention.heads() + 2 * attention.kv_heads(), attention.head_dim()};
-  const Variable qkv = pass.InChunks(
-      {x}, heads, dtype, device,
-      [&](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
-        return attention.Project(of_chunk, block.attention_norm().Forward(of_chunk, inputs[0]));
-      });
+  const Variable qkv =
+      pass.InChunks({x}, heads, dtype, device,
+                    [&](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
+                      return attention.Project(of_chunk, block.AttentionInput(of_chunk, inputs[0]));
+                    });
   const Variable out = attention.Attend(pass, qkv);
   return pass.InChunks(
       {x, out}, {x.shape().back()}, dtype, device,
       [&](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
-        const Variable h = Residual(of_chunk, inputs[0], AttentionSite(block.layer()),
-                                    [&](const Variable& residual) {
-                                      return attention.ProjectOut(of_chunk, inputs[1], residual);
-                                    });
+        const Variable h = block.AddAttention(of_chunk, inputs[0], [&](const Variable& residual) {
+          return attention.ProjectOut(of_chunk, inputs[1], residual);
+        });
         return AddFeedForward(block, parts, of_chunk, h);
       },
       pass.tape.result_use());
@@ -123,10 +122,10 @@ Variable RunBlock(const Block& block, const LayerMemory& parts, const ForwardPas
   const bool in_groups = parts.HeadsAtATime(attention.kv_heads()) < attention.kv_heads();
   if (!in_groups && parts.ffn_chunk == 0) return block.Forward(pass, x);
   ReachOp(static_cast<int>(block.layer()), "projections", /*on_device=*/true);
-  const Variable h = Residual(pass, x, AttentionSite(block.layer()), [&](const Variable& residual) {
+  const Variable h = block.AddAttention(pass, x, [&](const Variable& residual) {
     if (!in_groups) {
-      const Variable normalized = block.attention_norm().Forward(pass, x, pass->linear_precision);
-      return attention.Forward(pass, normalized, residual);
+      return attention.Forward(pass, block.AttentionInput(pass, x, pass->linear_precision),
+                               residual);
     }
     return attention.ProjectOut(pass, AttendInGroups(block, parts, pass, x), residual);
   });

@@ -11,52 +11,63 @@
 namespace burst {
 namespace {
 
-// Heads [first, first + count) of every token, which are normalized with one weight.
+// Heads [first, first + count) of every token: `rows` rows, which are normalized with one weight.
 struct Group {
   int64_t first = 0, count = 0;
-  Variable weight;  // [channels]
-  Tensor rstd;      // [tokens * count]
+  Variable weight;  // [channels of a row]
+  Tensor rstd;      // [tokens * rows]
+
+  int64_t channels() const { return weight.value().numel(); }
+  int64_t rows(int64_t head_dim) const { return count * head_dim / channels(); }
 };
 
-// rstd = 1 / sqrt(mean(x^2) + eps), y = x rstd weight. x, y: [tokens, heads, channels]
+// Calls visit(row's number, where it begins) for the group's rows of tokens [begin, end). x:
+// [tokens, heads, head_dim].
+template <typename Visit>
+void ForEachRow(const Group& group, int64_t begin, int64_t end, int64_t heads, int64_t head_dim,
+                Visit visit) {
+  const int64_t rows = group.rows(head_dim);
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t first = (t * heads + group.first) * head_dim;
+    for (int64_t r = 0; r < rows; ++r) visit(t * rows + r, first + r * group.channels());
+  }
+}
+
+// rstd = 1 / sqrt(mean(x^2) + eps), y = x rstd weight. x, y: [tokens, heads, head_dim]
 template <typename T>
-void Forward(const Group& group, int64_t tokens, int64_t heads, int64_t channels, const T* x,
+void Forward(const Group& group, int64_t tokens, int64_t heads, int64_t head_dim, const T* x,
              double eps, T* y) {
+  const int64_t channels = group.channels();
   const auto w = AsArray(group.weight.value().template data<T>(), channels);
   T* const rstd = group.rstd.template data<T>();
   ParallelFor(tokens, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      for (int64_t h = 0; h < group.count; ++h) {
-        const int64_t at = (t * heads + group.first + h) * channels;
-        const auto row = AsArray(x + at, channels);
-        T& scale = rstd[t * group.count + h];
-        scale = 1 / std::sqrt(row.square().sum() / T(channels) + T(eps));
-        AsArray(y + at, channels) = row * w * scale;
-      }
-    }
+    ForEachRow(group, begin, end, heads, head_dim, [&](int64_t number, int64_t at) {
+      const auto row = AsArray(x + at, channels);
+      T& scale = rstd[number];
+      scale = 1 / std::sqrt(row.square().sum() / T(channels) + T(eps));
+      AsArray(y + at, channels) = row * w * scale;
+    });
   });
 }
 
 // The gradient is RmsNorm's, with xhat = x rstd and g = dy weight: dx = rstd (g - xhat mean(g
-// xhat)), dweight += sum over tokens and heads of dy xhat
+// xhat)), dweight += sum over tokens and rows of dy xhat
 template <typename T>
-void Backward(const Group& group, int64_t tokens, int64_t heads, int64_t channels, const T* x,
+void Backward(const Group& group, int64_t tokens, int64_t heads, int64_t head_dim, const T* x,
               const T* dy, T* dx) {
+  const int64_t channels = group.channels();
   const auto w = AsArray(group.weight.value().template data<T>(), channels);
   const T* const rstd = group.rstd.template data<T>();
   const Tensor dweight = GradBuffer(group.weight);
   SumOverRowBlocks(
       tokens, channels, dweight.data<T>(), [&](int64_t begin, int64_t end, T* partial) {
-        for (int64_t t = begin; t < end; ++t) {
-          for (int64_t h = 0; h < group.count; ++h) {
-            const int64_t at = (t * heads + group.first + h) * channels;
-            const auto row = AsArray(x + at, channels), grad = AsArray(dy + at, channels);
-            const T scale = rstd[t * group.count + h];
-            const T mean = (grad * w * row).sum() * scale / T(channels);
-            AsArray(dx + at, channels) = scale * (grad * w - row * (scale * mean));
-            AsArray(partial, channels) += grad * row * scale;
-          }
-        }
+        ForEachRow(group, begin, end, heads, head_dim, [&](int64_t number, int64_t at) {
+          const auto row = AsArray(x + at, channels), grad = AsArray(dy + at, channels);
+          const T scale = rstd[number];
+          const T mean = (grad * w * row).sum() * scale / T(channels);
+          AsArray(dx + at, channels) = scale * (grad * w - row * (scale * mean));
+          AsArray(partial, channels) += grad * row * scale;
+        });
       });
 }
 
@@ -66,14 +77,16 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
                       const NormalizedHeads& keys, double eps) {
   BURST_CHECK(x.value().ndim() == 4 && x.value().is_contiguous());
   const int64_t tokens = x.value().dim(0) * x.value().dim(1), heads = x.value().dim(2);
-  const int64_t channels = x.value().dim(3);
+  const int64_t head_dim = x.value().dim(3);
   std::vector<Group> groups;
   int64_t first = 0;
   for (const NormalizedHeads& some : {queries, keys}) {
-    BURST_CHECK(some.weight.shape() == Shape({channels}));
-    const Tensor rstd = Tensor::Empty(
-        {tokens * some.count}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
-    groups.push_back({first, some.count, some.weight, rstd});
+    BURST_CHECK(some.weight.shape() == Shape({head_dim}) ||
+                some.weight.shape() == Shape({some.count * head_dim}));
+    groups.push_back({first, some.count, some.weight, {}});
+    groups.back().rstd =
+        Tensor::Empty({tokens * groups.back().rows(head_dim)},
+                      cuda::AccumulatorDType(x.value().dtype()), x.value().device());
     first += some.count;
   }
   BURST_CHECK_LE(first, heads);
@@ -93,7 +106,7 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
     }
     DispatchFloat(result.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      Forward<T>(group, tokens, heads, channels, x.value().data<T>(), eps, result.data<T>());
+      Forward<T>(group, tokens, heads, head_dim, x.value().data<T>(), eps, result.data<T>());
     });
   }
   if (rest.count > 0) of(result, rest).CopyFrom(of(x.value(), rest));
@@ -114,7 +127,7 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
       }
       DispatchFloat(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        Backward<T>(group, tokens, heads, channels, x.value().data<T>(), dy.data<T>(),
+        Backward<T>(group, tokens, heads, head_dim, x.value().data<T>(), dy.data<T>(),
                     dx.data<T>());
       });
     }

@@ -108,11 +108,12 @@ Variable SelectRows(Tape& tape, const Variable& x, const std::vector<RowRange>& 
 Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps,
                  LinearPrecision reader = LinearPrecision::kTensors);
 
-// RMSNorm of each query's and each key's head (Qwen3, arXiv 2505.09388). x, y: [batch, length,
-// heads, head_dim]: the heads of queries, then those of keys, then others (values), which are
-// copied.
+// RMSNorm of queries and of keys. x, y: [batch, length, heads, head_dim]: the heads of queries,
+// then those of keys, then others (values), which are copied. The weight's length says what is
+// normalized: each head (Qwen3, arXiv 2505.09388), or all heads of queries or keys together (OLMo
+// 2, arXiv 2501.00656).
 struct NormalizedHeads {
-  Variable weight;  // [head_dim]
+  Variable weight;  // [head_dim] or [count * head_dim]
   int64_t count = 0;
 };
 Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& queries,

@@ -105,10 +105,11 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   const int64_t head_dim = cuda ? 8 * draws.Between(1, 9) : 2 * draws.Between(least, 20);
   const int64_t ffn = cuda ? 8 * draws.Between(1, 9) : draws.Between(1, 50);
   // Every third Llama has the additional fields of Qwen2 and Qwen3.
-  const std::string more = gpt2 || number % 3 != 0
-                               ? ""
-                               : absl::StrCat(",\"qkv_bias\":true,\"qk_norm\":true,\"head_dim\":",
-                                              head_dim + (cuda ? 8 : 2));
+  const std::string more =
+      gpt2 || number % 3 != 0
+          ? ""
+          : absl::StrCat(",\"qkv_bias\":true,\"qk_norm\":\"head\",\"head_dim\":",
+                         head_dim + (cuda ? 8 : 2));
   const int64_t layers = stages == 1 ? draws.Between(1, 2) : draws.Between(2, 4);
   c.model = absl::StrCat("{\"family\":\"", gpt2 ? "gpt2" : "llama", "\",\"layers\":", layers,
                          ",\"width\":", heads * head_dim, ",\"heads\":", heads,

@@ -65,6 +65,7 @@ CONFIGS = {
         **_COMMON, head_dim=8, rope_theta=50.0, rope_scaling=_YARN
     ),
     "qwen3_biases": transformers.Qwen3Config(**_COMMON, head_dim=4, attention_bias=True),
+    "olmo2": transformers.Olmo2Config(**_COMMON, rope_theta=50.0),
     "gpt2": transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=2, n_head=3),
 }
 

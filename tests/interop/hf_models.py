@@ -75,6 +75,11 @@ CONFIGS = {
         **{**_COMMON, "num_key_value_heads": 6, "tie_word_embeddings": True},
         sliding_window=7, pad_token_id=None
     ),
+    "olmo2": lambda: transformers.Olmo2Config(**_COMMON, pad_token_id=None),
+    "olmo2-biases": lambda: transformers.Olmo2Config(
+        **{**_COMMON, "tie_word_embeddings": True}, attention_bias=True, pad_token_id=None,
+        **_rope("linear", factor=2.5)
+    ),
     "qwen2": lambda: transformers.Qwen2Config(**_QWEN2),
     "qwen2-tied": lambda: transformers.Qwen2Config(**{**_QWEN2, "tie_word_embeddings": True}),
     "qwen2-window": lambda: transformers.Qwen2Config(**{**_QWEN2, **_WINDOW}),

@@ -33,7 +33,7 @@ ModelConfig Model(const std::string& name) {
   if (name == "qwen") {
     config.head_dim = 40;
     config.qkv_bias = true;
-    config.qk_norm = true;
+    config.qk_norm = QkNorm::kHead;
     config.rope_scaling.kind = RopeScaling::Kind::kYarn;
     config.rope_scaling.factor = 4;
     config.rope_scaling.first_context = 64;

@@ -58,6 +58,7 @@ TEST(Decode, EqualsForward) {
   ExpectDecodeEqualsForward(SmallLlama(true), 20, 5);
   ExpectDecodeEqualsForward(SmallQwen(), 20, 5);
   ExpectDecodeEqualsForward(SmallLayered(), 20, 5);
+  for (const ModelConfig& config : ModelsOfOtherNorms()) ExpectDecodeEqualsForward(config, 20, 5);
   ExpectDecodeEqualsForward(SmallGpt2(), 12, 0);
   for (const ModelConfig& config : ModelsOfChangedScores()) {
     ExpectDecodeEqualsForward(config, 12, 5);
@@ -160,6 +161,7 @@ TEST(Decode, RanksShareTheCache) {
     ExpectSharedCache(SmallLlama(true), layout, 3, 70, 0);
     ExpectSharedCache(SmallQwen(), layout, 4, 11, 6);
     ExpectSharedCache(SmallLayered(), layout, 3, 11, 6);
+    ExpectSharedCache(SmallOlmo(), layout, 2, 11, 6);
     ExpectSharedCache(SmallGpt2(), layout, 3, 3, 0);
     ExpectSharedCache(ModelsWithSinks()[0], layout, 3, 20, 0);
     if (kTestDevice == DeviceType::kCpu) {

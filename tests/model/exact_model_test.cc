@@ -60,6 +60,7 @@ std::vector<Case> Cases() {
   return {{"Llama", SmallLlama(false)},
           {"PackedLlamaTied", SmallLlama(true), true},
           {"Qwen", SmallQwen(), true, Recompute::kSelective},
+          {"NormalizedAfter", SmallOlmo(), true, Recompute::kFull},
           {"Gpt2WithDropout", SmallGpt2(0.2), false, Recompute::kFull},
           {"QwenWithSinks", WithSinks(SmallQwen()), true, Recompute::kSelective},
           {"Gpt2WithSinks", WithSinks(SmallGpt2(0.2)), false, Recompute::kFull},

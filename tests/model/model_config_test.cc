@@ -72,7 +72,7 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_TRUE(config->qkv_bias);
   EXPECT_TRUE(config->attention_out_bias);
   EXPECT_TRUE(config->ffn_bias);
-  EXPECT_TRUE(config->qk_norm);
+  EXPECT_EQ(config->qk_norm, QkNorm::kHead) << "the value of earlier versions";
   EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kLlama3);
   EXPECT_EQ(config->rope_scaling.factor, 8);
   EXPECT_EQ(config->rope_scaling.first_context, 8192);
@@ -138,7 +138,11 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
             "; got 5"},
            {With(R"("qkv_bias": true)"), "qkv_bias: must be", "gpt2", "; got true"},
            {With(R"("ffn_bias": true)"), "ffn_bias: must be", "gpt2", "; got true"},
-           {With(R"("qk_norm": true)"), "qk_norm: must be", "gpt2", "; got true"},
+           {With(R"("qk_norm": true)"), "qk_norm: must be", "gpt2", "; got head"},
+           {With(R"("qk_norm": "some")"), "qk_norm: must be", "\"none\" or \"head\" or \"all\"",
+            "; got \"some\""},
+           {With(R"("norm_position": "after")"), "norm_position: must be", "before for gpt2",
+            "; got after"},
            {With(R"("rope_scaling": 8)"), "rope_scaling: must be", "object", "; got 8"},
            {With(R"("rope_scaling": {"kind": "linear", "factor": 2})"), "rope_scaling", "gpt2"},
            {R"({"layers": 2, "width": 12, "heads": 3, "rope_scaling": {"kind": "longrope"}})",

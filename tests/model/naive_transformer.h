@@ -96,17 +96,26 @@ class NaiveTransformer {
 
   int64_t head_dim() const { return config_.head_dim; }
 
-  // RMSNorm of each head.
+  // RMSNorm of each head, or of all heads together.
   void NormHeads(const std::string& name, Values& x) {
-    const auto weight = parameters_.find(name + ".weight");
-    if (weight == parameters_.end()) return;
-    for (size_t begin = 0; begin < x.size(); begin += head_dim()) {
+    if (config_.qk_norm == QkNorm::kNone) return;
+    const Values& weight = parameters_[name + ".weight"];
+    const size_t size = config_.qk_norm == QkNorm::kAll ? x.size() : head_dim();
+    for (size_t begin = 0; begin < x.size(); begin += size) {
       double square = 0;
-      for (int64_t i = 0; i < head_dim(); ++i) square += x[begin + i] * x[begin + i] / head_dim();
-      for (int64_t i = 0; i < head_dim(); ++i) {
-        x[begin + i] *= weight->second[i] / std::sqrt(square + config_.norm_eps);
+      for (size_t i = 0; i < size; ++i) square += x[begin + i] * x[begin + i] / size;
+      for (size_t i = 0; i < size; ++i) {
+        x[begin + i] *= weight.at(i) / std::sqrt(square + config_.norm_eps);
       }
     }
+  }
+
+  // The norms before and after a branch, which the layer may not have.
+  Values NormBefore(const std::string& name, const Values& x) {
+    return config_.norm_position == NormPosition::kAfter ? x : Norm(name, x);
+  }
+  Values NormAfter(const std::string& name, const Values& x) {
+    return config_.norm_position == NormPosition::kBefore ? x : Norm(name, x);
   }
 
   Values Norm(const std::string& name, const Values& x) {
@@ -148,7 +157,7 @@ class NaiveTransformer {
     const std::string prefix = "layers." + std::to_string(layer) + ".";
     std::vector<Values> q, k, v;
     for (int64_t t = 0; t < text_.length; ++t) {
-      const Values h = Norm(prefix + "attention_norm", x[t]);
+      const Values h = NormBefore(prefix + "attention_norm", x[t]);
       const Values qkv = Project(prefix + "attention.qkv", h);
       const auto keys = qkv.begin() + config_.heads * head_dim();
       const auto values = keys + config_.kv_heads * head_dim();
@@ -187,8 +196,10 @@ class NaiveTransformer {
           }
         }
       }
-      Accumulate(x[t], Drop(1 + 2 * layer, row, t, Project(prefix + "attention.out", attended)));
-      const Values h = Norm(prefix + "ffn_norm", x[t]);
+      const Values out =
+          NormAfter(prefix + "attention_out_norm", Project(prefix + "attention.out", attended));
+      Accumulate(x[t], Drop(1 + 2 * layer, row, t, out));
+      const Values h = NormBefore(prefix + "ffn_norm", x[t]);
       Values up = Project(prefix + (gpt2() ? "ffn.up" : "ffn.gate_up"), h);
       if (gpt2()) {
         for (double& u : up) {
@@ -199,7 +210,8 @@ class NaiveTransformer {
         up.erase(up.begin(), up.begin() + config_.ffn);
         for (size_t i = 0; i < up.size(); ++i) up[i] *= gate[i] / (1 + std::exp(-gate[i]));
       }
-      Accumulate(x[t], Drop(2 + 2 * layer, row, t, Project(prefix + "ffn.down", up)));
+      const Values down = NormAfter(prefix + "ffn_out_norm", Project(prefix + "ffn.down", up));
+      Accumulate(x[t], Drop(2 + 2 * layer, row, t, down));
     }
   }
 

@@ -37,9 +37,11 @@ ModelConfig Model(Family family) {
   return config;
 }
 
-// Returns a model with sinks, and with changed scores if kernels support them.
+// Returns a model with sinks, and with changed scores if kernels support them. A llama normalizes
+// after its branches.
 ModelConfig ModelOfChangedScores(Family family) {
   ModelConfig config = Model(family);
+  if (family == Family::kLlama) config.norm_position = NormPosition::kAfter;
   config.attention_sinks = true;
   if (kTestDevice == DeviceType::kCpu) {
     config.attention_dropout = 0.2;

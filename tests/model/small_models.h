@@ -38,7 +38,7 @@ inline ModelConfig SmallQwen(bool tied = false) {
   ModelConfig config = SmallLlama(tied);
   config.head_dim = 6;
   config.qkv_bias = config.attention_out_bias = config.ffn_bias = true;
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kHead;
   config.rope_theta = 100;
   config.rope_scaling.kind = RopeScaling::Kind::kYarn;
   config.rope_scaling.factor = 4;
@@ -55,6 +55,23 @@ inline ModelConfig SmallLayered() {
   config.full_layers = {1};
   config.window_rope_theta = 50;
   return config;
+}
+
+// Returns a model that normalizes after the branches, and queries and keys over all heads.
+inline ModelConfig SmallOlmo() {
+  ModelConfig config = SmallLlama(false);
+  config.head_dim = 6;
+  config.qk_norm = QkNorm::kAll;
+  config.norm_position = NormPosition::kAfter;
+  return config;
+}
+
+// Returns models that normalize after the branches, alone or also before them.
+inline std::vector<ModelConfig> ModelsOfOtherNorms() {
+  std::vector<ModelConfig> models = {SmallOlmo(), SmallQwen()};
+  models[1].norm_position = NormPosition::kBoth;
+  models[1].dropout = 0.3;
+  return models;
 }
 
 inline ModelConfig SmallGpt2(double dropout = 0) {

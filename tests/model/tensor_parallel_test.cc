@@ -156,6 +156,12 @@ ModelConfig WithSinks(ModelConfig config) {
   return config;
 }
 
+ModelConfig WithNorms(NormPosition position) {
+  ModelConfig config = SmallQwen();
+  config.norm_position = position;
+  return config;
+}
+
 TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
   for (const bool spread : kBoth) {
     for (const Layout layout : kLayouts) {
@@ -163,6 +169,8 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
       ExpectRanksAgree(spread, SmallQwen(), layout, 4, 9);  // KV heads on two ranks each
       ExpectRanksAgree(spread, Gpt2OfHeads(4, 0.3), layout, 4, 9);
       ExpectRanksAgree(spread, WithSinks(SmallQwen()), layout, 4, 9);
+      ExpectRanksAgree(spread, WithNorms(NormPosition::kAfter), layout, 2, 9);
+      ExpectRanksAgree(spread, WithNorms(NormPosition::kBoth), layout, 4, 9);
       ExpectRanksAgree(spread, WithSinks(Gpt2OfHeads(4, 0)), layout, 2, 9);
     }
     ExpectRanksAgree(spread, SmallLlama(true), Layout::kZigzag, 1, 9);
@@ -279,6 +287,7 @@ TEST(TensorParallel, ModelsThatCannotBeSpreadAreNamed) {
   ModelConfig config = SmallLlama(false);
   config.ffn = 18;
   EXPECT_NE(message(config, 4).find("ffn of 18"), std::string::npos);
+  EXPECT_NE(message(SmallOlmo(), 2).find("qk_norm: must be none or head"), std::string::npos);
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) {
     return Transformer::Create(SmallLlama(false), DType::kFloat64, 1, kTestDevice,
                                TensorParallel(&comm, false))

@@ -48,7 +48,7 @@ TEST(Transformer, LlamaEqualsNaive) {
 }
 
 TEST(Transformer, QwenEqualsNaive) {
-  for (const bool norm : {false, true}) {
+  for (const QkNorm norm : {QkNorm::kNone, QkNorm::kHead, QkNorm::kAll}) {
     for (const bool tied : {false, true}) {
       for (const int64_t head_dim : {0, 2, 6}) {
         ModelConfig config = SmallQwen(tied);
@@ -72,6 +72,16 @@ TEST(Transformer, LayersOfTheirOwnWindowsAndBasesEqualNaive) {
       ExpectClose(Logits(*model, text, window),
                   NaiveTransformer(*model, text, nullptr, nullptr, window).Logits(),
                   kDoubleTolerance);
+    }
+  }
+}
+
+TEST(Transformer, NormalizationAfterTheBranchesEqualsNaive) {
+  for (const ModelConfig& config : ModelsOfOtherNorms()) {
+    for (const bool packed : {false, true}) {
+      const auto model = MakeModel(config);
+      const Text text = RandomText(config.vocab, packed);
+      ExpectClose(Logits(*model, text), NaiveTransformer(*model, text).Logits(), kDoubleTolerance);
     }
   }
 }
@@ -112,7 +122,7 @@ TEST(Transformer, LossIsThatOfTheLogits) {
 }
 
 TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
-  for (ModelConfig config : {SmallLlama(false), SmallGpt2()}) {
+  for (ModelConfig config : {SmallLlama(false), SmallGpt2(), SmallOlmo()}) {
     config.dropout = 0.3;
     const auto model = MakeModel(config);
     const Text text = RandomText(config.vocab, true);
@@ -277,6 +287,12 @@ TEST(TransformerGradients, Sinks) {
     CheckModelGradients(config, Recompute::kFull, 0, "sinks");
     CheckModelGradients(config, Recompute::kSelective, /*head_chunk=*/1, "sinks");
     CheckModelGradients(config, Recompute::kSequence, 0, "sinks");
+  }
+}
+TEST(TransformerGradients, OtherNorms) {
+  for (const ModelConfig& config : ModelsOfOtherNorms()) {
+    CheckModelGradients(config);
+    CheckModelGradients(config, Recompute::kFull, 0, "norm");
   }
 }
 TEST(TransformerGradients, Recomputed) {

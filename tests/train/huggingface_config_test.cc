@@ -77,7 +77,8 @@ TEST(HuggingFaceConfig, Llama31) {
   EXPECT_EQ(m.rope_scaling.first_context, 8192);
   EXPECT_EQ(m.rope_scaling.low, 1);
   EXPECT_EQ(m.rope_scaling.high, 4);
-  EXPECT_FALSE(m.tied_embeddings || m.qkv_bias || m.qk_norm);
+  EXPECT_FALSE(m.tied_embeddings || m.qkv_bias);
+  EXPECT_EQ(m.qk_norm, QkNorm::kNone);
   EXPECT_EQ(config->window, 0);
   EXPECT_EQ(config->dtype, "bfloat16");
 }
@@ -291,8 +292,8 @@ TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
     const char* says;
   };
   for (const Case& c : std::vector<Case>{
-           {kQwen, [](HuggingFaceConfig* c) { c->model.qk_norm = true; },
-            "qwen2: qk_norm true instead"},
+           {kQwen, [](HuggingFaceConfig* c) { c->model.qk_norm = QkNorm::kHead; },
+            "qwen2: qk_norm \"head\" instead"},
            {kLlama31, [](HuggingFaceConfig* c) { c->model.attention_out_bias = true; },
             "bias true"},
            {kGpt2, [](HuggingFaceConfig* c) { c->model.kv_heads = 4; }, "gpt2: kv_heads 4 instead"},

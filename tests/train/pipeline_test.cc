@@ -129,13 +129,15 @@ class PipelineTest : public TrainerRunTest {
   }
 
   // Sums of some thousand fp32 products have another order, so they differ by 2^-24 sqrt(4096) =
-  // 4e-6, relative. The second moment has twice the error of the gradient.
-  static void ExpectEqualToRounding(const Results& results, const Results& expected) {
+  // 4e-6, relative. The second moment has twice the error of the gradient. `times`: how many times
+  // as many roundings follow one another.
+  static void ExpectEqualToRounding(const Results& results, const Results& expected,
+                                    double times = 1) {
     EXPECT_GT(expected.losses.size(), 0u);
-    EXPECT_LT(RelativeDifference(results.losses, expected.losses), 4e-6);
-    EXPECT_LT(RelativeDifference(results.norms, expected.norms), 1e-5);
+    EXPECT_LT(RelativeDifference(results.losses, expected.losses), times * 4e-6);
+    EXPECT_LT(RelativeDifference(results.norms, expected.norms), times * 1e-5);
     for (size_t i = 0; i < 3; ++i) {
-      EXPECT_LT(RelativeDifference(results.state[i], expected.state[i]), 1e-5) << i;
+      EXPECT_LT(RelativeDifference(results.state[i], expected.state[i]), times * 1e-5) << i;
     }
   }
 };
@@ -207,10 +209,12 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
   }
 }
 
-// The first and the last stage have pieces of the same table.
+// The first and the last stage have pieces of the same table. Norms after the branches would
+// amplify roundings of small branches, so the weights are large.
 TEST_F(PipelineTest, TiedEmbeddingsAreDividedOnBothStages) {
   constexpr char kTiedLlama[] =
-      R"({"family":"llama","layers":4,"width":16,"heads":2,"kv_heads":2,"ffn":24,"tied_embeddings":true})";
+      R"({"family":"llama","layers":4,"width":16,"heads":2,"kv_heads":2,"ffn":24,"tied_embeddings":true,)"
+      R"("norm_position":"both","qk_norm":"head","init_std":0.4})";
   TrainConfig options = Options({1, 1, 1}, "one");
   options.model = kTiedLlama;
   const Results one = RunOf(options);
@@ -223,7 +227,7 @@ TEST_F(PipelineTest, TiedEmbeddingsAreDividedOnBothStages) {
     TrainConfig options = Options(c, "divided");
     options.model = kTiedLlama;
     fs::remove_all(options.out);
-    ExpectEqualToRounding(RunOf(options), one);
+    ExpectEqualToRounding(RunOf(options), one, /*times=*/2);  // twice the normalizations
   }
 }
 

@@ -130,6 +130,9 @@ constexpr Side kEma = {"ema", "--ema", "0", "--ema=0.99",
 constexpr Side kSoftcap = {"model.attention_softcap", "--model.attention_softcap", "0",
                            "--model.attention_softcap=30",
                            [](const Config& c) { return c.model.attention_softcap != 0; }};
+constexpr Side kAllHeadsNorm = {"model", "with a model of qk_norm=all", "another one",
+                                R"(--model={"layers":2,"width":32,"heads":2,"qk_norm":"all"})",
+                                [](const Config& c) { return c.model.qk_norm == QkNorm::kAll; }};
 constexpr Side kAttentionDropout = {"model.attention_dropout", "--model.attention_dropout", "0",
                                     "--model.attention_dropout=0.5",
                                     [](const Config& c) { return c.model.attention_dropout != 0; }};
@@ -195,6 +198,8 @@ constexpr TrainConflict kConflicts[] = {
     // Conflicts of options that save memory.
     {kFfnChunk, kTensorParallel, "the ranks exchange all tokens around a feed-forward", kLeaveOut},
     {kHeadChunk, kTensorParallel, "the heads are divided between the ranks already", kLeaveOut},
+    {kTensorParallel, kAllHeadsNorm, "a rank has some of the heads", "give --sp, --dp or --pp"},
+    {kHeadChunk, kAllHeadsNorm, "a group has some of the heads", kLeaveOut},
     {kRecomputeSequence, kHeadChunk, "attention in groups of heads stores no part of its result",
      "give selective or full, or leave --head_chunk out"},
     {kSegments, kNoRecompute, "all layers of a segment are recomputed", "give --recompute"},

@@ -241,6 +241,32 @@ TEST(RmsNormHeads, IsRmsNormOfEveryHead) {
                  [&](Tape& tape) -> std::vector<Variable> { return {forward(tape)}; });
 }
 
+TEST(RmsNormHeads, IsRmsNormOfAllHeadsTogether) {
+  const int64_t d = 6, heads = 6, queries = 3, keys = 2;
+  const Variable x = Leaf(RandomTensor({2, 3, heads, d}, 1));
+  const Variable wq = Leaf(RandomTensor({queries * d}, 2)), wk = Leaf(RandomTensor({keys * d}, 3));
+  const Values in = ValuesOf(x), q = ValuesOf(wq), k = ValuesOf(wk);
+  Values expected = in;
+  for (int64_t t = 0; t < 6; ++t) {
+    for (const bool is_key : {false, true}) {
+      const int64_t first = (t * heads + (is_key ? queries : 0)) * d;
+      const Values& w = is_key ? k : q;
+      double square = 0;
+      for (size_t i = 0; i < w.size(); ++i) square += in[first + i] * in[first + i] / w.size();
+      for (size_t i = 0; i < w.size(); ++i) {
+        expected[first + i] *= w[i] / std::sqrt(square + 1e-3);
+      }
+    }
+  }
+  const auto forward = [&](Tape& tape) {
+    return RmsNormHeads(tape, x, {wq, queries}, {wk, keys}, 1e-3);
+  };
+  Tape tape(false);
+  ExpectClose(forward(tape).value(), expected, 10 * kEps64);
+  CheckGradients({{"x", x}, {"wq", wq}, {"wk", wk}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {forward(tape)}; });
+}
+
 TEST(Rope, FarPositionsKeepTheirPhase) {
   const std::vector<int32_t> positions = {0, 1000003, 77, 123456, 77};
   const int64_t half = 32, n = static_cast<int64_t>(positions.size()) * half;

@@ -81,6 +81,7 @@ HuggingFaceFamily MistralFamily();
 HuggingFaceFamily Phi3Family();
 HuggingFaceFamily Qwen2Family();
 HuggingFaceFamily Qwen3Family();
+HuggingFaceFamily Olmo2Family();
 HuggingFaceFamily Gpt2Family();
 
 // Llama without biases: what most families begin with. It has no type.

@@ -52,7 +52,7 @@ HuggingFaceFamily Qwen3Family() {
   HuggingFaceFamily family = QwenLike();
   family.type = "qwen3";
   family.architecture = "Qwen3ForCausalLM";
-  family.base.qk_norm = true;
+  family.base.qk_norm = QkNorm::kHead;
   family.Set({"head_dim", &ModelConfig::head_dim, 128});
   family.Set({"attention_bias", &ModelConfig::qkv_bias, 0});
   family.out_bias_as_qkv = true;
