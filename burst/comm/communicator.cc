@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
 #include "burst/base/status.h"
+#include "burst/comm/message_time.h"
 
 namespace burst {
 namespace {
@@ -53,6 +54,7 @@ absl::Status Communicator::Post(Channel channel, absl::Span<const SendBuffer> se
   }
   BURST_RETURN_IF_ERROR(AppendMessages(sends, world_size(), "send to", sends_));
   BURST_RETURN_IF_ERROR(AppendMessages(receives, world_size(), "receive from", receives_));
+  const ScopedMessageTime timed;
   BURST_RETURN_IF_ERROR(DoPost(channel, sends_, receives_));
   for (const SendBuffer& send : sends_) {
     if (send.peer != rank()) CountSent(channel, send.bytes, 1);
@@ -75,6 +77,7 @@ absl::Status Communicator::Exchange(SendBuffer send, ReceiveBuffer receive) {
 // receives. Then segment s is complete on rank s - 1. For G - 1 more steps it copies the segments
 // that others completed. Segments longer than a piece are sent a piece at a time.
 absl::Status Communicator::AllReduceSum(const Tensor& tensor) {
+  const ScopedMessageTime timed;
   const int size = world_size(), next = (rank() + 1) % size, last = (rank() + size - 1) % size;
   BURST_CHECK(tensor.dtype() != DType::kInt32) << "cannot reduce " << Name(tensor.dtype());
   const Tensor flat = tensor.View({-1});
@@ -155,6 +158,7 @@ std::vector<Tensor> PartsOf(const Tensor& all, absl::Span<const int64_t> counts)
 // Each rank sends directly to all others, the next rank first.
 absl::Status Communicator::PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
                                               const Tensor& all) {
+  const ScopedMessageTime timed;
   const int size = world_size();
   const std::vector<Tensor> parts = PartsOf(all, counts);
   if (parts[rank()].raw_data() != own.raw_data()) parts[rank()].CopyFrom(own.View({-1}));
@@ -171,6 +175,7 @@ absl::Status Communicator::PostAllGatherParts(const Tensor& own, absl::Span<cons
 
 absl::Status Communicator::PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
                                                 const Tensor& own) {
+  const ScopedMessageTime timed;
   const int size = world_size();
   const Tensor result = own.View({-1});
   std::vector<Tensor> parts = PartsOf(all, counts);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "burst/base/status.h"
+#include "burst/comm/message_time.h"
 #include "burst/tensor/tensor.h"
 #include "tests/comm/communicator_message_checks.h"
 #include "tests/comm/communicator_reduction_checks.h"
@@ -262,6 +263,19 @@ absl::Status BadArguments(Communicator& comm, const CheckOptions& options) {
   return CheckRing(comm, options);
 }
 
+// Ranks that wait count the time, and a rank that comes late does not.
+absl::Status MessageTime(Communicator& comm, const CheckOptions& options) {
+  if (options.device != DeviceType::kCpu || comm.world_size() == 1) return absl::OkStatus();
+  BURST_RETURN_IF_ERROR(comm.Barrier());
+  const double before = ScopedMessageTime::Seconds();
+  const bool late = comm.rank() == 0;
+  if (late) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  BURST_RETURN_IF_ERROR(comm.Barrier());
+  const double seconds = ScopedMessageTime::Seconds() - before;
+  EXPECT_TRUE(late ? seconds < 0.1 : seconds > 0.1) << seconds << " on rank " << comm.rank();
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 const std::vector<CommunicatorCheck>& CommunicatorChecks() {
@@ -282,6 +296,7 @@ const std::vector<CommunicatorCheck>& CommunicatorChecks() {
       {"Broadcast", Broadcast},
       {"AllGather", AllGather},
       {"Barrier", Barrier},
+      {"MessageTime", MessageTime},
       {"Split", Split},
       {"SplitIsIndependent", SplitIsIndependent},
       {"Counters", Counters},

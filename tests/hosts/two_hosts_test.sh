@@ -197,7 +197,7 @@ end_job() {  # NAME CODES RANK...: each rank must end with one of the codes
     [[ " $codes " == *" $code "* ]] || show "$name" "rank $rank ended with $code"
   done
 }
-rows() { sed -E 's/"(tokens_per_second|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+rows() { sed -E 's/"(tokens_per_second|step_ms|exposed_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
 tensors() {  # prints the tensors of a checkpoint, which follow its header
   local file=$1/checkpoint.safetensors
   tail -c +$(($(od -An -tu8 -N8 "$file") + 9)) "$file"

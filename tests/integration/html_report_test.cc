@@ -27,7 +27,9 @@ std::string MakeRun(const std::string& name, double loss, const std::string& lr)
     metrics << R"({"step":)" << step << R"(,"tokens":)" << 1000 * step << R"(,"loss":)"
             << loss / step << R"(,"lr":0.1,"grad_norm":1.5,"tokens_per_second":)" << 100 * step
             << R"(,"step_ms":10)"
-            << (step == 2 ? R"(,"val_loss":1.25,"val_loss_ema":1.125,"skipped":true)" : "")
+            << (step == 2
+                    ? R"(,"val_loss":1.25,"val_loss_ema":1.125,"exposed_ms":2.5,"skipped":true)"
+                    : "")
             << "}\n";
   }
   metrics << R"({"step":4,"tok)";  // as after a kill
@@ -59,12 +61,15 @@ TEST(HtmlReport, ComparesRuns) {
   const std::string page = HtmlReport({a, b});
   // run, steps, tokens, last loss, best validation, of the average, median speed, MFU, memory,
   // time, skipped
-  EXPECT_THAT(page,
-              HasSubstr("<tr><td>a</td><td>3</td><td>3,000</td><td>2.0000</td>"
-                        "<td>1.2500</td><td>1.1250</td><td>200</td><td>40.0 %</td><td>1.5 MiB</td>"
-                        "<td>1:05</td><td>1</td></tr>"));
+  EXPECT_THAT(
+      page,
+      HasSubstr(
+          "<tr><td>a</td><td>3</td><td>3,000</td><td>2.0000</td>"
+          "<td>1.2500</td><td>1.1250</td><td>200</td><td>40.0 %</td><td>25.0 %</td><td>1.5 MiB</td>"
+          "<td>1:05</td><td>1</td></tr>"));
   // b has no facts.
-  EXPECT_THAT(page, HasSubstr("<td>200</td><td>-</td><td>-</td><td>-</td><td>1</td></tr>"));
+  EXPECT_THAT(
+      page, HasSubstr("<td>200</td><td>-</td><td>25.0 %</td><td>-</td><td>-</td><td>1</td></tr>"));
   EXPECT_THAT(page, HasSubstr("<td>a</td><td>1 s a step &amp; more</td><td>0.01 s a step</td>"));
   EXPECT_THAT(page, HasSubstr("<h3>a</h3>\n<pre>once &lt;b&gt;\nupon</pre>"));
   EXPECT_THAT(page, HasSubstr(">MFU</text>"));
@@ -74,12 +79,12 @@ TEST(HtmlReport, ComparesRuns) {
   EXPECT_LT(differ, page.find("<td>--lr</td><td>0.5</td><td>0.25</td>"));
   EXPECT_LT(page.find("--lr"), equal);
   EXPECT_LT(equal, page.find("<td>--data</td><td>&lt;text&gt;</td>"));
-  // Five plots, in the file itself.
+  // Six plots, in the file itself.
   size_t plots = 0;
   for (size_t at = page.find("<svg"); at != std::string::npos; at = page.find("<svg", at + 1)) {
     ++plots;
   }
-  EXPECT_EQ(plots, 5u);
+  EXPECT_EQ(plots, 6u);
   EXPECT_THAT(page, Not(HasSubstr("src=")));
   EXPECT_THAT(page, Not(HasSubstr("href=")));
 }

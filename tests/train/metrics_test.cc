@@ -27,6 +27,7 @@ StepMetrics Row(int64_t step) {
   if (step % 2 == 0) row.val_loss = row.loss + 0.1;
   if (step == 4) row.val_loss_ema = row.loss + 0.05;
   if (step == 3) row.pipeline_bubble = 0.125;
+  if (step == 3) row.exposed_ms = 2.5;
   return row;
 }
 
@@ -56,6 +57,7 @@ TEST(Metrics, OneObjectALineWrittenThrough) {
   ASSERT_TRUE(resumed.ok()) << resumed.status();
   EXPECT_FALSE(resumed->rows()[1].pipeline_bubble.has_value());
   EXPECT_EQ(resumed->rows()[2].pipeline_bubble, 0.125);
+  EXPECT_EQ(resumed->rows()[2].exposed_ms, 2.5);
 }
 
 TEST(Metrics, NotANumberIsNull) {

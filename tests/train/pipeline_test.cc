@@ -113,6 +113,10 @@ class PipelineTest : public TrainerRunTest {
     for (const StepMetrics& row : log->rows()) {
       EXPECT_EQ(row.pipeline_bubble.has_value(), options.pp > 1);
       EXPECT_GT(row.pipeline_bubble.value_or(1), 0);
+      const bool several = options.dp * options.pp * options.sp > 1 || options.tp > 1;
+      EXPECT_EQ(row.exposed_ms.has_value(), several);
+      EXPECT_GT(row.exposed_ms.value_or(1e-9), 0);
+      EXPECT_LT(row.exposed_ms.value_or(0), row.step_ms);
     }
     return ResultsOf(options);
   }

@@ -112,6 +112,12 @@ std::optional<double> Mfu(const RunRecord& run, double tokens_per_second) {
   return 100 * tokens_per_second * run.facts.flops_per_token / run.facts.peak_flops;
 }
 
+// Returns the share of a step in which communication was exposed; none if it was not measured.
+std::optional<double> ExposedPercent(const StepMetrics& row) {
+  if (!row.exposed_ms.has_value()) return std::nullopt;
+  return 100 * *row.exposed_ms / row.step_ms;
+}
+
 double Median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -129,11 +135,12 @@ std::string Row(const std::vector<std::string>& cells, const char* tag) {
 std::string FiguresTable(const std::vector<RunRecord>& runs) {
   std::string table =
       "<table>\n" + Row({"run", "steps", "tokens", "last loss", "best validation", "of the average",
-                         "tokens/s, median", "MFU", "peak memory, rank 0", "time", "skipped steps"},
+                         "tokens/s, median", "MFU", "exposed communication", "peak memory, rank 0",
+                         "time", "skipped steps"},
                         "th");
   for (const RunRecord& run : runs) {
     std::optional<double> best, best_average;
-    std::vector<double> speeds;
+    std::vector<double> speeds, exposed;
     int64_t skipped = 0;
     for (const StepMetrics& row : run.rows) {
       for (const auto& [loss, least] :
@@ -141,6 +148,8 @@ std::string FiguresTable(const std::vector<RunRecord>& runs) {
         if (loss.has_value()) *least = std::min(least->value_or(HUGE_VAL), *loss);
       }
       if (std::isfinite(row.tokens_per_second)) speeds.push_back(row.tokens_per_second);
+      const std::optional<double> percent = ExposedPercent(row);
+      if (percent.has_value() && std::isfinite(*percent)) exposed.push_back(*percent);
       skipped += row.skipped ? 1 : 0;
     }
     const StepMetrics& last = run.rows.back();
@@ -153,6 +162,7 @@ std::string FiguresTable(const std::vector<RunRecord>& runs) {
          best_average.has_value() ? absl::StrFormat("%.4f", *best_average) : "-",
          speeds.empty() ? "-" : Thousands(std::llround(speed)),
          mfu.has_value() ? absl::StrFormat("%.1f %%", *mfu) : "-",
+         exposed.empty() ? "-" : absl::StrFormat("%.1f %%", Median(exposed)),
          facts.peak_bytes > 0
              ? absl::StrFormat("%.1f MiB", static_cast<double>(facts.peak_bytes) / (1 << 20))
              : "-",
@@ -262,6 +272,9 @@ std::string HtmlReport(const std::vector<RunRecord>& runs) {
   page +=
       plots.Values("Pipeline bubble", "idle time / busy time",
                    [](const RunRecord&, const StepMetrics& row) { return row.pipeline_bubble; });
+  page +=
+      plots.Values("Exposed communication", "percent of the step",
+                   [](const RunRecord&, const StepMetrics& row) { return ExposedPercent(row); });
   page += plots.Values("Learning rate", "",
                        [](const RunRecord&, const StepMetrics& row) { return row.lr; });
   page += "</main>\n" + PlansTable(runs) + Samples(runs);

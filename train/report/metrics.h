@@ -27,6 +27,10 @@ struct StepMetrics {
   // devices' clocks. Waiting for messages and slower stages counts as idle time. PipelineBubble is
   // the value by the formula.
   std::optional<double> pipeline_bubble;
+  // The time that ranks on CPUs spend in communicators within step_ms, their mean: waits for
+  // messages and slower ranks, copies and sums. GPUs run messages and kernels at the same time, and
+  // have no such figure.
+  std::optional<double> exposed_ms;
   // Validation losses of the weights and of their average (--ema), after the update.
   std::optional<double> val_loss, val_loss_ema;
   bool skipped = false;  // loss or gradient was not finite, so there was no update
@@ -39,8 +43,9 @@ struct OptionalMetric {
   std::optional<double> StepMetrics::*value;
   bool of_validation;  // the row gets it later
 };
-inline constexpr std::array<OptionalMetric, 3> kOptionalMetrics = {
+inline constexpr std::array<OptionalMetric, 4> kOptionalMetrics = {
     {{"pipeline_bubble", "pipeline_bubble", &StepMetrics::pipeline_bubble, false},
+     {"exposed_ms", "exposed_ms", &StepMetrics::exposed_ms, false},
      {"val_loss", "loss/validation", &StepMetrics::val_loss, true},
      {"val_loss_ema", "loss/validation_ema", &StepMetrics::val_loss_ema, true}}};
 

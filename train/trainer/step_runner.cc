@@ -8,6 +8,7 @@
 #include "burst/autograd/tape.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
+#include "burst/comm/message_time.h"
 #include "burst/device/device.h"
 
 namespace burst {
@@ -35,6 +36,7 @@ absl::Status StepRunner::Enqueue(int64_t step, bool follows) {
   enqueued_.push_back({step, config_.lr(step), follows});
   StepResults& results = ResultsOf(step);
   if (!follows) results.begin.Record();
+  const double message_seconds = ScopedMessageTime::Seconds();
 
   const Tensor loss_and_norm = Tensor::Empty({2}, DType::kFloat64, config_.device);
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
@@ -48,6 +50,7 @@ absl::Status StepRunner::Enqueue(int64_t step, bool follows) {
 
   results.loss_and_norm.Post(loss_and_norm.raw_data(), loss_and_norm.size_bytes());
   results.end.Record();
+  results.message_seconds = ScopedMessageTime::Seconds() - message_seconds;
   return absl::OkStatus();
 }
 
@@ -72,9 +75,7 @@ absl::StatusOr<StepMetrics> StepRunner::Complete() {
   metrics.tokens = metrics.step * rank_.step_tokens();
   metrics.tokens_per_second = static_cast<double>(rank_.step_tokens()) / seconds;
   metrics.step_ms = 1e3 * seconds;
-  if (rank_.pipeline != nullptr) {
-    BURST_ASSIGN_OR_RETURN(metrics.pipeline_bubble, PipelineBubbleOf(own.passes));
-  }
+  BURST_RETURN_IF_ERROR(SetTimesOfRanks(own, &metrics));
   return metrics;
 }
 
@@ -174,11 +175,21 @@ absl::Status StepRunner::Update(const Tensor& loss_and_norm, double lr) {
 }
 
 // The first stage makes the very first and the very last pass, so its span covers every stage.
-absl::StatusOr<double> StepRunner::PipelineBubbleOf(const PassTimes& passes) {
-  const double span = rank_.pipeline->stage() == 0 ? config_.mesh.stages * passes.Span() : 0;
-  const Tensor sums = Tensor::FromVector<double>({span, passes.Busy()}, {2});
+absl::Status StepRunner::SetTimesOfRanks(const StepResults& own, StepMetrics* metrics) {
+  const int ranks = rank_.comm->world_size();
+  const bool pipeline = rank_.pipeline != nullptr;
+  const bool exposes = config_.device == DeviceType::kCpu && ranks > 1;
+  if (!pipeline && !exposes) return absl::OkStatus();
+  const bool first = pipeline && rank_.pipeline->stage() == 0;
+  const Tensor sums =
+      Tensor::FromVector<double>({first ? config_.mesh.stages * own.passes.Span() : 0,
+                                  pipeline ? own.passes.Busy() : 0, own.message_seconds},
+                                 {3});
   BURST_RETURN_IF_ERROR(rank_.comm->AllReduceSum(sums));
-  return sums.data<double>()[0] / sums.data<double>()[1] - 1;
+  const auto* of_ranks = sums.data<double>();
+  if (pipeline) metrics->pipeline_bubble = of_ranks[0] / of_ranks[1] - 1;
+  if (exposes) metrics->exposed_ms = 1e3 * of_ranks[2] / ranks;
+  return absl::OkStatus();
 }
 
 }  // namespace burst

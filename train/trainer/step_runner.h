@@ -61,7 +61,8 @@ class StepRunner {
     Readback loss_and_norm;
     DeviceEvent begin;  // for a step that does not follow another
     DeviceEvent end;
-    PassTimes passes;  // only in a pipeline
+    PassTimes passes;            // only in a pipeline
+    double message_seconds = 0;  // of this rank's thread, within the step
   };
 
   StepResults& ResultsOf(int64_t step) { return *results_[step % results_.size()]; }
@@ -77,8 +78,9 @@ class StepRunner {
   absl::StatusOr<Pipeline::MicroBatch> MicroBatch(int64_t number);
   // Updates by AdamW, and exchanges the results between ranks.
   absl::Status Update(const Tensor& loss_and_norm, double lr);
-  // Returns StepMetrics::pipeline_bubble. Waits until the device has ended the passes. Collective.
-  absl::StatusOr<double> PipelineBubbleOf(const PassTimes& passes);
+  // Sets the row's times that ranks measure apart, and waits until the device has ended the passes.
+  // Collective.
+  absl::Status SetTimesOfRanks(const StepResults& own, StepMetrics* metrics);
 
   RankState& rank_;
   const ResolvedConfig& config_;

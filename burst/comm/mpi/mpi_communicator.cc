@@ -17,6 +17,7 @@
 #include "burst/base/print_error.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
+#include "burst/comm/message_time.h"
 
 namespace burst {
 namespace {
@@ -126,6 +127,7 @@ absl::Status MpiCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
 // Waits for the requests one by one. All of them make progress during each wait, and each gets its
 // own error code. Open MPI 4.1's MPI_Waitall can spin for ever when one of several requests fails.
 absl::Status MpiCommunicator::Wait(Channel channel) {
+  const ScopedMessageTime timed;
   std::vector<Pending>& pending = pending_[static_cast<int>(channel)];
   absl::Status first_error;
   for (Pending& one : pending) first_error.Update(Complete(channel, one));

@@ -11,6 +11,7 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/comm/launch/job_token.h"
+#include "burst/comm/message_time.h"
 #include "burst/comm/tcp/rendezvous.h"
 
 namespace burst {
@@ -85,6 +86,7 @@ absl::Status TcpCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
 }
 
 absl::Status TcpCommunicator::Wait(Channel channel) {
+  const ScopedMessageTime timed;
   std::deque<Transfer>& pending = pending_[static_cast<int>(channel)];
   absl::Status first_error;
   for (Transfer& transfer : pending) {

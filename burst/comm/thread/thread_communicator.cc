@@ -21,6 +21,7 @@
 #include "burst/base/parallel.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
+#include "burst/comm/message_time.h"
 #include "burst/comm/thread/thread_world.h"
 #include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
@@ -191,6 +192,7 @@ absl::Status ThreadCommunicator::GiveUp(Lock& lock, const absl::Status& reason) 
 }
 
 absl::Status ThreadCommunicator::Wait(Channel channel) {
+  const ScopedMessageTime timed;
   const int c = static_cast<int>(channel);
   Lock lock = world_.Acquire();
   if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
@@ -301,6 +303,7 @@ absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
   BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
   BURST_CHECK(tensor.dtype() != DType::kInt32) << "cannot reduce " << Name(tensor.dtype());
   if (tensor.device() != DeviceType::kCpu) return Communicator::AllReduceSum(tensor);
+  const ScopedMessageTime timed;
   ThreadGroup& group = *group_;
   Lock lock = world_.Acquire();
   self().tensor = &tensor;
