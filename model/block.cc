@@ -22,6 +22,7 @@ Variable Reshape(Tape& tape, const Variable& x, const Shape& shape) {
 
 FeedForward::FeedForward(const LayerScope& scope)
     : gated_(scope.config.family == Family::kLlama),
+      gate_(scope.config.gate),
       first_(scope, gated_ ? "ffn.gate_up" : "ffn.up",
              std::vector<int64_t>(gated_ ? 2 : 1, scope.config.ffn), 1,
              scope.config.has_ffn_bias()),
@@ -37,10 +38,9 @@ Variable FeedForward::Forward(const ForwardPass& pass, const Variable& x, const 
         return pass->parallel->ColumnParallel(
             pass.tape, pass->shard, x,
             [&](const Variable& all, const std::function<void()>& dx_done) {
-              return gated_ ? SwiGluMlp(pass.tape, all, first.weight, first.bias, down.weight,
-                                        down_bias, addend, dx_done, use, precision)
-                            : GeluMlp(pass.tape, all, first.weight, first.bias, down.weight,
-                                      down_bias, addend, dx_done, use, precision);
+              const auto mlp = !gated_ ? GeluMlp : gate_ == Gate::kGelu ? GeGluMlp : SwiGluMlp;
+              return mlp(pass.tape, all, first.weight, first.bias, down.weight, down_bias, addend,
+                         dx_done, use, precision);
             });
       });
 }
@@ -56,6 +56,7 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer)
            {scope.config.heads, scope.config.kv_heads, scope.config.kv_heads}, head_dim_,
            scope.config.has_qkv_bias()),
       norm_eps_(scope.config.norm_eps),
+      norm_offset_(scope.config.unit_offset_norms ? 1 : 0),
       out_(scope, "attention.out", scope.config.heads, head_dim_, scope.config.has_out_bias()) {
   if (scope.config.attention_sinks) {
     const ParameterSharding by_heads = scope.parallel.Sharded(/*axis=*/0, {scope.config.heads}, 1);
@@ -66,8 +67,8 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer)
   const int64_t q = all ? heads_ * head_dim_ : head_dim_, k = all ? kv_heads_ * head_dim_ : q;
   // Each rank's heads contribute a part of the gradient.
   const ParameterSharding replicated = scope.parallel.Replicated();
-  scope.Add("attention.q_norm.weight", {q}, 1, 0, false, replicated, &query_norm_);
-  scope.Add("attention.k_norm.weight", {k}, 1, 0, false, replicated, &key_norm_);
+  scope.Add("attention.q_norm.weight", {q}, 1 - norm_offset_, 0, false, replicated, &query_norm_);
+  scope.Add("attention.k_norm.weight", {k}, 1 - norm_offset_, 0, false, replicated, &key_norm_);
 }
 
 Variable SelfAttention::Forward(const ForwardPass& pass, const Variable& x,
@@ -115,7 +116,8 @@ Variable SelfAttention::Heads(const ForwardPass& pass, const Variable& projected
   Variable qkv =
       Reshape(pass.tape, projected, {shape[0], shape[1], shape[2] / head_dim_, head_dim_});
   if (query_norm_.defined()) {
-    qkv = RmsNormHeads(pass.tape, qkv, {query_norm_, heads}, {key_norm_, kv_heads}, norm_eps_);
+    qkv = RmsNormHeads(pass.tape, qkv, {query_norm_, heads}, {key_norm_, kv_heads}, norm_eps_,
+                       norm_offset_);
   }
   if (!rotates_) return qkv;
   return Rope(pass.tape, qkv, pass->rope[is_full_], heads + kv_heads, pass->linear_precision);

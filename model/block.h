@@ -57,13 +57,13 @@ class SelfAttention {
   const int64_t heads_, kv_heads_;
   ColumnParallelLinear qkv_;        // the query heads, then the KV heads' keys, then their values
   Variable query_norm_, key_norm_;  // [head_dim], or [channels of all heads]; with qk_norm
-  const double norm_eps_;
+  const double norm_eps_, norm_offset_;
   Variable sinks_;  // [heads]; with attention_sinks
   RowParallelLinear out_;
 };
 
-// The feed-forward of GPT-2 (GeluMlp) or Llama (SwiGluMlp). It is one op, around which the ranks
-// exchange tokens.
+// The feed-forward of GPT-2 (GeluMlp), Llama (SwiGluMlp) or Gemma (GeGluMlp). It is one op, around
+// which the ranks exchange tokens.
 class FeedForward {
  public:
   explicit FeedForward(const LayerScope& scope);
@@ -73,7 +73,8 @@ class FeedForward {
                    ResultUse use) const;
 
  private:
-  const bool gated_;  // SwiGLU
+  const bool gated_;  // llama
+  const Gate gate_;
   ColumnParallelLinear first_;
   RowParallelLinear down_;
 };

@@ -38,6 +38,10 @@ void VisitFields(Config& config, Visitor visit) {
   visit("ffn_bias", config.ffn_bias);
   visit("qk_norm", config.qk_norm);
   visit("norm_position", config.norm_position);
+  visit("unit_offset_norms", config.unit_offset_norms);
+  visit("gate", config.gate);
+  visit("scaled_embedding", config.scaled_embedding);
+  visit("score_channels", config.score_channels);
   visit("rope_theta", config.rope_theta);
   visit("rope_scaling", config.rope_scaling);
   visit("full_layers", config.full_layers);
@@ -65,11 +69,13 @@ constexpr EnumName<QkNorm> kQkNorms[] = {
 constexpr EnumName<NormPosition> kNormPositions[] = {{NormPosition::kBefore, "before"},
                                                      {NormPosition::kAfter, "after"},
                                                      {NormPosition::kBoth, "both"}};
+constexpr EnumName<Gate> kGates[] = {{Gate::kSilu, "silu"}, {Gate::kGelu, "gelu"}};
 
 // Returns the names of a field's values. Overloads for each enum of ModelConfig.
 const auto& NamesOf(Family) { return kFamilies; }
 const auto& NamesOf(QkNorm) { return kQkNorms; }
 const auto& NamesOf(NormPosition) { return kNormPositions; }
+const auto& NamesOf(Gate) { return kGates; }
 
 template <typename T>
 absl::Status Invalid(absl::string_view key, const T& value, absl::string_view valid) {
@@ -118,6 +124,16 @@ absl::Status CheckGpt2(const ModelConfig& config) {
   if (config.norm_position != NormPosition::kBefore) {
     return Invalid("norm_position", NameOf(config.norm_position, kNormPositions),
                    "before for gpt2");
+  }
+  for (const auto& [key, value] : {std::make_pair("unit_offset_norms", config.unit_offset_norms),
+                                   std::make_pair("scaled_embedding", config.scaled_embedding)}) {
+    if (value) return Invalid(key, "true", "false for gpt2");
+  }
+  if (config.gate != Gate::kSilu) {
+    return Invalid("gate", NameOf(config.gate, kGates), "silu for gpt2, which has no gate");
+  }
+  if (config.score_channels != 0) {
+    return Invalid("score_channels", config.score_channels, "0 for gpt2");
   }
   if (config.rope_scaling.kind == RopeScaling::Kind::kNone) return absl::OkStatus();
   return Invalid("rope_scaling", Name(config.rope_scaling.kind),
@@ -299,6 +315,7 @@ absl::Status ModelConfig::Validate() const {
   BURST_RETURN_IF_ERROR(CheckRange("vocab", vocab, 0, kMaxInt32));
   BURST_RETURN_IF_ERROR(CheckRange("context", context, 0, kMaxInt32));
   BURST_RETURN_IF_ERROR(CheckRange("head_dim", head_dim, 0, kMaxSize));
+  BURST_RETURN_IF_ERROR(CheckRange("score_channels", score_channels, 0, kMaxSize));
   if (head_dim == 0 && width % heads != 0) {
     return Invalid("heads", heads, absl::StrCat("a divisor of width ", width));
   }
@@ -339,8 +356,15 @@ bool ModelConfig::IsFull(int64_t layer) const {
 }
 
 RopeAngles ModelConfig::AnglesOf(bool full) const {
-  return window_rope_theta > 0 && !full ? MakeRopeAngles(head_dim, window_rope_theta)
-                                        : MakeRopeAngles(head_dim, rope_theta, rope_scaling);
+  RopeAngles angles = window_rope_theta > 0 && !full
+                          ? MakeRopeAngles(head_dim, window_rope_theta)
+                          : MakeRopeAngles(head_dim, rope_theta, rope_scaling);
+  // Queries and keys both get the amplitude, and scores are divided by sqrt(head_dim).
+  if (score_channels > 0) {
+    angles.amplitude *=
+        std::pow(static_cast<double>(head_dim) / static_cast<double>(score_channels), 0.25);
+  }
+  return angles;
 }
 
 ModelConfig ModelConfig::WithDefaults() const {

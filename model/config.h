@@ -34,6 +34,12 @@ enum class QkNorm {
   kAll,   // of all heads' channels together (OLMo 2)
 };
 
+// The activation of the gate in a llama's feed-forward.
+enum class Gate {
+  kSilu,  // SwiGLU
+  kGelu,  // GEGLU, with the tanh form of GELU (Gemma, arXiv 2403.08295)
+};
+
 struct ModelConfig {
   Family family = Family::kLlama;
   int64_t layers = 0;
@@ -52,7 +58,7 @@ struct ModelConfig {
   double attention_dropout = 0;  // the rate for attention's weights, in training
   // c > 0: attention's scores s become c tanh(s / c) (Gemma 2, arXiv 2408.00118). 0: they stay.
   double attention_softcap = 0;
-  // c > 0: the head's logits l become c tanh(l / c) (Gemma 2). 0: they stay. Not on GPUs.
+  // c > 0: the head's logits l become c tanh(l / c) (Gemma 2). 0: they stay.
   double logits_softcap = 0;
   // A learned logit of each query head takes part in attention's softmax and has no value: a head
   // may attend to nothing (gpt-oss, arXiv 2508.10925).
@@ -62,6 +68,12 @@ struct ModelConfig {
   bool ffn_bias = false;            // llama: biases of gate, up and down
   QkNorm qk_norm = QkNorm::kNone;   // llama
   NormPosition norm_position = NormPosition::kBefore;  // llama
+  bool unit_offset_norms = false;  // llama: RMSNorm multiplies by 1 + weight (Gemma)
+  Gate gate = Gate::kSilu;         // llama
+  // llama: the token embedding is multiplied by sqrt(width), rounded to the model's dtype (Gemma).
+  bool scaled_embedding = false;
+  // llama: attention's scores are divided by the square root of this number (Gemma 2). 0: head_dim.
+  int64_t score_channels = 0;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   // The numbers of the layers whose attention has no window, increasing. A run's window is for the
@@ -82,7 +94,8 @@ struct ModelConfig {
   bool has_out_bias() const { return family == Family::kGpt2 || attention_out_bias; }
   bool has_ffn_bias() const { return family == Family::kGpt2 || ffn_bias; }
   bool IsFull(int64_t layer) const;  // whether full_layers names it
-  // RoPE's angles in full_layers, or in the others. Needs WithDefaults.
+  // RoPE's angles in full_layers, or in the others. Their amplitude makes queries and keys long
+  // enough for score_channels. Needs WithDefaults.
   RopeAngles AnglesOf(bool full) const;
   int64_t attention_channels() const { return heads * head_dim; }  // needs WithDefaults
 

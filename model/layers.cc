@@ -78,16 +78,16 @@ class RmsNormalization : public Normalization {
  public:
   RmsNormalization(const LayerScope& scope, const std::string& name,
                    const ParameterSharding& sharding)
-      : eps_(scope.config.norm_eps) {
-    scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharding, &weight_);
+      : eps_(scope.config.norm_eps), offset_(scope.config.unit_offset_norms ? 1 : 0) {
+    scope.Add(name + ".weight", {scope.config.width}, 1 - offset_, 0, false, sharding, &weight_);
   }
   Variable Forward(const ForwardPass& pass, const Variable& x,
                    LinearPrecision reader) const override {
-    return RmsNorm(pass.tape, x, weight_, eps_, reader);
+    return RmsNorm(pass.tape, x, weight_, eps_, reader, offset_);
   }
 
  private:
-  const double eps_;
+  const double eps_, offset_;
   Variable weight_;
 };
 

@@ -157,6 +157,9 @@ Variable Transformer::Embed(const ForwardPass& pass, const Tensor& tokens,
                    ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
                    : Embedding(pass.tape, tokens, token_embedding_);
   uses_.EndEmbedding(pass.tape);
+  if (config_.scaled_embedding) {
+    x = Scale(pass.tape, x, std::sqrt(static_cast<double>(config_.width)));
+  }
   x = pass->parallel->ToLayers(pass.tape, pass->shard, x);
   return Dropout(pass.tape, x, pass.DropoutAt(kEmbeddingSite));
 }

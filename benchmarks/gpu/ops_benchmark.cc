@@ -109,7 +109,7 @@ void RegisterNorms(int64_t rows, int64_t width) {
     const Tensor x = Numbers({rows, width}), weight = Numbers({width}), y = Empty({rows, width});
     const Tensor rstd = Empty({rows}, kF32);
     return Work{Bytes({x, y, rstd}),
-                [=] { cuda::RmsNormForward(x, weight, 1e-5, y, Tensor(), rstd); }};
+                [=] { cuda::RmsNormForward(x, weight, 0, 1e-5, y, Tensor(), rstd); }};
   });
   Register(Name("rmsnorm_backward", rows, width), [=] {
     const Tensor x = Numbers({rows, width}), weight = Numbers({width}),
@@ -117,7 +117,7 @@ void RegisterNorms(int64_t rows, int64_t width) {
     const Tensor dy = Numbers({rows, width}), before = Numbers({rows, width});
     const Tensor dx = Empty({rows, width}), dweight = Numbers({width}, kF32);
     return Work{Bytes({x, rstd, dy, before, dx}), [=] {
-                  cuda::RmsNormBackward(x, weight, rstd, dy, before, dx, Tensor(), {dweight});
+                  cuda::RmsNormBackward(x, weight, 0, rstd, dy, before, dx, Tensor(), {dweight});
                 }};
   });
   Register(Name("layernorm_forward", rows, width), [=] {

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "burst/base/parallel.h"
 #include "burst/tensor/gpu_kernel.h"
 #include "model/ops/arrays.h"
@@ -32,33 +34,89 @@ Variable Add(Tape& tape, const Variable& a, const Variable& b) {
   return y;
 }
 
-// ---- GELU.
+// ---- Scale.
 
 namespace {
 
-// (1 + tanh u) / 2 = sigmoid(2u), so with 2u = x (a + b x^2) and s = sigmoid(2u): y = x s.
-template <typename T>
-constexpr T kA = T(1.5957691216057308);  // 2 sqrt(2 / pi)
-template <typename T>
-constexpr T kB = T(0.044715 * 1.5957691216057308);
+// Returns y = factor x, of x's shape.
+Tensor Scaled(const Tensor& x, double factor) {
+  const Tensor y = Tensor::EmptyLike(x);
+  if (x.device() == DeviceType::kCuda) {
+    BURST_GPU_KERNEL(ScaleForward, x, factor, y);
+    return y;
+  }
+  DispatchFloat(x.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    ForEachTile(x.numel(), [&](int64_t begin, int64_t size) {
+      AsArray(y.data<T>() + begin, size) = T(factor) * AsArray(x.data<T>() + begin, size);
+    });
+  });
+  return y;
+}
 
-// y = x s. x, y: [n]
+}  // namespace
+
+Variable Scale(Tape& tape, const Variable& x, double factor) {
+  BURST_CHECK(x.value().is_contiguous());
+  const double rounded =
+      Tensor::FromVector<double>({factor}, {1}).To(x.value().dtype()).ToVector<double>()[0];
+  const Variable y = tape.Output(Scaled(x.value(), rounded), {x});
+  if (!tape.NeedsGrad({x})) return y;
+
+  // dx = factor dy
+  tape.Record("scale", {y}, [=] { x.AddGrad(Scaled(y.grad().Contiguous(), rounded)); });
+  return y;
+}
+
+// ---- GELU, and the activations of gates.
+
+namespace {
+
+// An activation is f(x) = x sigmoid(u(x)). u and its slope u' are arrays or numbers.
+struct SiluGate {
+  template <typename Array>
+  static auto U(const Array& x) {
+    return x;
+  }
+  template <typename Array>
+  static auto Slope(const Array&) {
+    return typename Array::Scalar(1);
+  }
+};
+
+// GELU: (1 + tanh v) / 2 = sigmoid(2 v), so u = 2 v = x (a + b x^2).
+struct GeluGate {
+  static constexpr double kA = 1.5957691216057308;  // 2 sqrt(2 / pi)
+  static constexpr double kB = 0.044715 * kA;
+  template <typename Array>
+  static auto U(const Array& x) {
+    using T = typename Array::Scalar;
+    return x * (T(kA) + T(kB) * x.square());
+  }
+  template <typename Array>
+  static auto Slope(const Array& x) {
+    using T = typename Array::Scalar;
+    return T(kA) + 3 * T(kB) * x.square();
+  }
+};
+
+// y = x s, s = sigmoid(u). x, y: [n]
 template <typename T>
 void GeluForward(int64_t n, const T* x, T* y) {
   ForEachTile(n, [&](int64_t begin, int64_t size) {
     const auto in = AsArray(x + begin, size);
-    AsArray(y + begin, size) = in * Sigmoid(in * (kA<T> + kB<T> * in.square()));
+    AsArray(y + begin, size) = in * Sigmoid(GeluGate::U(in));
   });
 }
 
-// dx = dy (s + x s (1 - s) (a + 3 b x^2))
+// dx = dy s (1 + x (1 - s) u')
 template <typename T>
 void GeluBackward(int64_t n, const T* x, const T* dy, T* dx) {
   ForEachTile(n, [&](int64_t begin, int64_t size) {
     const auto in = AsArray(x + begin, size);
-    const Tile<T> s = Sigmoid(in * (kA<T> + kB<T> * in.square()));
+    const Tile<T> s = Sigmoid(GeluGate::U(in));
     AsArray(dx + begin, size) =
-        AsArray(dy + begin, size) * s * (1 + in * (1 - s) * (kA<T> + 3 * kB<T> * in.square()));
+        AsArray(dy + begin, size) * s * (1 + in * (1 - s) * GeluGate::Slope(in));
   });
 }
 
@@ -146,73 +204,88 @@ Variable SoftCap(Tape& tape, const Variable& x, double cap) {
   return y;
 }
 
-// ---- SwiGLU.
+// ---- SwiGLU and GEGLU.
 
 namespace {
 
 constexpr int64_t kGrain = 8;  // rows
 
-// y = gate s up, s = sigmoid(gate). gate_up: [rows, 2 n], y: [rows, n]
-template <typename T>
-void SwiGluForward(int64_t rows, int64_t n, const T* gate_up, T* y) {
+// y = gate s up, s = sigmoid(u(gate)). gate_up: [rows, 2 n], y: [rows, n]
+template <typename Gate, typename T>
+void GluForward(int64_t rows, int64_t n, const T* gate_up, T* y) {
   ParallelFor(rows, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto gate = AsArray(gate_up + 2 * i * n, n), up = AsArray(gate_up + (2 * i + 1) * n, n);
-      AsArray(y + i * n, n) = gate * up * Sigmoid(gate);
+      AsArray(y + i * n, n) = gate * up * Sigmoid(Gate::U(gate));
     }
   });
 }
 
-// dgate = dy up s (1 + gate (1 - s)), dup = dy gate s. dy: [rows, n], dgate_up: [rows, 2 n]
-template <typename T>
-void SwiGluBackward(int64_t rows, int64_t n, const T* gate_up, const T* dy, T* dgate_up) {
+// dgate = dy up s (1 + gate (1 - s) u'), dup = dy gate s. dy: [rows, n], dgate_up: [rows, 2 n]
+template <typename Gate, typename T>
+void GluBackward(int64_t rows, int64_t n, const T* gate_up, const T* dy, T* dgate_up) {
   ParallelFor(rows, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t j = 0; j < n; j += kTile) {
         const int64_t size = std::min(kTile, n - j), gate_at = 2 * i * n + j, up_at = gate_at + n;
         const auto gate = AsArray(gate_up + gate_at, size), up = AsArray(gate_up + up_at, size);
         const auto grad = AsArray(dy + i * n + j, size);
-        const Tile<T> s = Sigmoid(gate);
-        AsArray(dgate_up + gate_at, size) = grad * up * s * (1 + gate * (1 - s));
+        const Tile<T> s = Sigmoid(Gate::U(gate));
+        AsArray(dgate_up + gate_at, size) =
+            grad * up * s * (1 + gate * (1 - s) * Gate::Slope(gate));
         AsArray(dgate_up + up_at, size) = grad * gate * s;
       }
     }
   });
 }
 
-}  // namespace
-
-Variable SwiGlu(Tape& tape, const Variable& gate_up) {
+template <typename Gate>
+Variable Glu(Tape& tape, const Variable& gate_up, const char* name) {
   BURST_CHECK(gate_up.value().is_contiguous() && gate_up.value().dim(-1) % 2 == 0);
+  constexpr bool kGelu = std::is_same_v<Gate, GeluGate>;
   Shape shape = gate_up.shape();
   shape.back() /= 2;
   const int64_t n = shape.back(), rows = n == 0 ? 0 : gate_up.value().numel() / (2 * n);
   const Variable y = tape.Output(
       Tensor::Empty(shape, gate_up.value().dtype(), gate_up.value().device()), {gate_up});
   const bool on_gpu = gate_up.value().device() == DeviceType::kCuda;
-  if (on_gpu) {
+  if (on_gpu && kGelu) {
+    BURST_GPU_KERNEL(GeGluForward, gate_up.value(), y.value());
+  } else if (on_gpu) {
     BURST_GPU_KERNEL(SwiGluForward, gate_up.value(), y.value());
   } else {
     DispatchFloat(gate_up.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      SwiGluForward<T>(rows, n, gate_up.value().data<T>(), y.value().data<T>());
+      GluForward<Gate, T>(rows, n, gate_up.value().data<T>(), y.value().data<T>());
     });
   }
   if (!tape.NeedsGrad({gate_up})) return y;
 
-  tape.Record("swiglu", {y}, [=] {
+  tape.Record(name, {y}, [=] {
     const Tensor dy = y.grad().Contiguous(), dgate_up = Tensor::EmptyLike(gate_up.value());
-    if (on_gpu) {
+    if (on_gpu && kGelu) {
+      BURST_GPU_KERNEL(GeGluBackward, gate_up.value(), dy, dgate_up);
+    } else if (on_gpu) {
       BURST_GPU_KERNEL(SwiGluBackward, gate_up.value(), dy, dgate_up);
     } else {
       DispatchFloat(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        SwiGluBackward<T>(rows, n, gate_up.value().data<T>(), dy.data<T>(), dgate_up.data<T>());
+        GluBackward<Gate, T>(rows, n, gate_up.value().data<T>(), dy.data<T>(), dgate_up.data<T>());
       });
     }
     gate_up.AddGrad(dgate_up);
   });
   return y;
+}
+
+}  // namespace
+
+Variable SwiGlu(Tape& tape, const Variable& gate_up) {
+  return Glu<SiluGate>(tape, gate_up, "swiglu");
+}
+
+Variable GeGlu(Tape& tape, const Variable& gate_up) {
+  return Glu<GeluGate>(tape, gate_up, "geglu");
 }
 
 }  // namespace burst

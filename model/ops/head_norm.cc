@@ -14,8 +14,9 @@ namespace {
 // Heads [first, first + count) of every token: `rows` rows, which are normalized with one weight.
 struct Group {
   int64_t first = 0, count = 0;
-  Variable weight;  // [channels of a row]
-  Tensor rstd;      // [tokens * rows]
+  Variable weight;    // [channels of a row]
+  double offset = 0;  // added to the weight
+  Tensor rstd;        // [tokens * rows]
 
   int64_t channels() const { return weight.value().numel(); }
   int64_t rows(int64_t head_dim) const { return count * head_dim / channels(); }
@@ -33,12 +34,12 @@ void ForEachRow(const Group& group, int64_t begin, int64_t end, int64_t heads, i
   }
 }
 
-// rstd = 1 / sqrt(mean(x^2) + eps), y = x rstd weight. x, y: [tokens, heads, head_dim]
+// rstd = 1 / sqrt(mean(x^2) + eps), y = x rstd (offset + weight). x, y: [tokens, heads, head_dim]
 template <typename T>
 void Forward(const Group& group, int64_t tokens, int64_t heads, int64_t head_dim, const T* x,
              double eps, T* y) {
   const int64_t channels = group.channels();
-  const auto w = AsArray(group.weight.value().template data<T>(), channels);
+  const auto w = AsArray(group.weight.value().template data<T>(), channels) + T(group.offset);
   T* const rstd = group.rstd.template data<T>();
   ParallelFor(tokens, 16, [&](int64_t begin, int64_t end) {
     ForEachRow(group, begin, end, heads, head_dim, [&](int64_t number, int64_t at) {
@@ -50,13 +51,13 @@ void Forward(const Group& group, int64_t tokens, int64_t heads, int64_t head_dim
   });
 }
 
-// The gradient is RmsNorm's, with xhat = x rstd and g = dy weight: dx = rstd (g - xhat mean(g
-// xhat)), dweight += sum over tokens and rows of dy xhat
+// The gradient is RmsNorm's, with xhat = x rstd and g = dy (offset + weight): dx = rstd (g - xhat
+// mean(g xhat)), dweight += sum over tokens and rows of dy xhat
 template <typename T>
 void Backward(const Group& group, int64_t tokens, int64_t heads, int64_t head_dim, const T* x,
               const T* dy, T* dx) {
   const int64_t channels = group.channels();
-  const auto w = AsArray(group.weight.value().template data<T>(), channels);
+  const auto w = AsArray(group.weight.value().template data<T>(), channels) + T(group.offset);
   const T* const rstd = group.rstd.template data<T>();
   const Tensor dweight = GradBuffer(group.weight);
   SumOverRowBlocks(
@@ -74,7 +75,7 @@ void Backward(const Group& group, int64_t tokens, int64_t heads, int64_t head_di
 }  // namespace
 
 Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& queries,
-                      const NormalizedHeads& keys, double eps) {
+                      const NormalizedHeads& keys, double eps, double offset) {
   BURST_CHECK(x.value().ndim() == 4 && x.value().is_contiguous());
   const int64_t tokens = x.value().dim(0) * x.value().dim(1), heads = x.value().dim(2);
   const int64_t head_dim = x.value().dim(3);
@@ -83,7 +84,7 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
   for (const NormalizedHeads& some : {queries, keys}) {
     BURST_CHECK(some.weight.shape() == Shape({head_dim}) ||
                 some.weight.shape() == Shape({some.count * head_dim}));
-    groups.push_back({first, some.count, some.weight, {}});
+    groups.push_back({first, some.count, some.weight, offset, {}});
     groups.back().rstd =
         Tensor::Empty({tokens * groups.back().rows(head_dim)},
                       cuda::AccumulatorDType(x.value().dtype()), x.value().device());
@@ -93,14 +94,15 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
   const auto of = [](const Tensor& all, const Group& group) {
     return all.Slice(2, group.first, group.count);
   };
-  const Group rest = {first, heads - first, {}, {}};
+  const Group rest = {first, heads - first, {}, 0, {}};
   const bool on_gpu = x.value().device() == DeviceType::kCuda;
 
   const Tensor result = Tensor::EmptyLike(x.value());
   for (const Group& group : groups) {
     if (on_gpu) {  // the kernel takes rows behind each other
       const Tensor from = of(x.value(), group).Contiguous(), to = Tensor::EmptyLike(from);
-      BURST_GPU_KERNEL(RmsNormForward, from, group.weight.value(), eps, to, Tensor(), group.rstd);
+      BURST_GPU_KERNEL(RmsNormForward, from, group.weight.value(), offset, eps, to, Tensor(),
+                       group.rstd);
       of(result, group).CopyFrom(to);
       continue;
     }
@@ -119,7 +121,7 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
       if (on_gpu) {
         const Tensor from = of(x.value(), group).Contiguous();
         const Tensor dfrom = Tensor::EmptyLike(from);
-        BURST_GPU_KERNEL(RmsNormBackward, from, group.weight.value(), group.rstd,
+        BURST_GPU_KERNEL(RmsNormBackward, from, group.weight.value(), offset, group.rstd,
                          of(dy, group).Contiguous(), /*before=*/Tensor(), dfrom,
                          /*dx_amax=*/Tensor(), WantedGrad(group.weight));
         of(dx, group).CopyFrom(dfrom);

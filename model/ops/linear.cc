@@ -112,7 +112,7 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
   return y;
 }
 
-// ---- The feed-forwards of GPT-2 and Llama.
+// ---- The feed-forwards of GPT-2, Llama and Gemma.
 
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual,
@@ -138,6 +138,15 @@ Variable SwiGluMlp(Tape& tape, const Variable& x, const Variable& gate_up,
   }
   const Variable hidden = SwiGlu(
       tape, Linear(tape, x, gate_up, gate_up_bias, {}, dx_done, ResultUse::kRead, precision));
+  return Linear(tape, hidden, down, down_bias, residual, nullptr, use, precision);
+}
+
+Variable GeGluMlp(Tape& tape, const Variable& x, const Variable& gate_up,
+                  const Variable& gate_up_bias, const Variable& down, const Variable& down_bias,
+                  const Variable& residual, const std::function<void()>& dx_done, ResultUse use,
+                  LinearPrecision precision) {
+  const Variable hidden =
+      GeGlu(tape, Linear(tape, x, gate_up, gate_up_bias, {}, dx_done, ResultUse::kRead, precision));
   return Linear(tape, hidden, down, down_bias, residual, nullptr, use, precision);
 }
 

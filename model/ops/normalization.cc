@@ -13,11 +13,11 @@ namespace burst {
 
 namespace {
 
-// rstd = 1 / sqrt(mean(x^2) + eps), y = x rstd weight. x, y: [rows, width], rstd: [rows]
+// rstd = 1 / sqrt(mean(x^2) + eps), y = x rstd (offset + weight). x, y: [rows, width], rstd: [rows]
 template <typename T>
-void RmsNormForward(int64_t rows, int64_t width, const T* x, const T* weight, double eps, T* y,
-                    T* rstd) {
-  const auto w = AsArray(weight, width);
+void RmsNormForward(int64_t rows, int64_t width, const T* x, const T* weight, double offset,
+                    double eps, T* y, T* rstd) {
+  const auto w = AsArray(weight, width) + T(offset);
   ParallelFor(rows, 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto row = AsArray(x + i * width, width);
@@ -27,12 +27,12 @@ void RmsNormForward(int64_t rows, int64_t width, const T* x, const T* weight, do
   });
 }
 
-// With xhat = x rstd and g = dy weight:
+// With xhat = x rstd and g = dy (offset + weight):
 // dx += rstd (g - xhat mean(g xhat)), dweight += sum over rows of dy xhat
 template <typename T>
-void RmsNormBackward(int64_t rows, int64_t width, const T* x, const T* weight, const T* rstd,
-                     const T* dy, T* dx, T* dweight) {
-  const auto w = AsArray(weight, width);
+void RmsNormBackward(int64_t rows, int64_t width, const T* x, const T* weight, double offset,
+                     const T* rstd, const T* dy, T* dx, T* dweight) {
+  const auto w = AsArray(weight, width) + T(offset);
   SumOverRowBlocks(rows, width, dweight, [&](int64_t begin, int64_t end, T* partial) {
     for (int64_t i = begin; i < end; ++i) {
       const auto row = AsArray(x + i * width, width);
@@ -60,7 +60,7 @@ Variable NormOutput(Tape& tape, std::initializer_list<Variable> inputs, LinearPr
 }  // namespace
 
 Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps,
-                 LinearPrecision reader) {
+                 LinearPrecision reader, double offset) {
   const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
   BURST_CHECK(weight.shape() == Shape({width}) && x.value().is_contiguous());
   const Variable y = NormOutput(tape, {x, weight}, reader);
@@ -68,11 +68,12 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
   const Tensor rstd =
       Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
   if (on_gpu) {
-    BURST_GPU_KERNEL(RmsNormForward, x.value(), weight.value(), eps, y.value(), y.scale(), rstd);
+    BURST_GPU_KERNEL(RmsNormForward, x.value(), weight.value(), offset, eps, y.value(), y.scale(),
+                     rstd);
   } else {
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      RmsNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), eps,
+      RmsNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), offset, eps,
                         y.value().data<T>(), rstd.data<T>());
     });
   }
@@ -82,14 +83,15 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
     const Tensor dy = y.grad().Contiguous();
     if (on_gpu) {
       const GradInPassing dx(x, reader == LinearPrecision::kFloat8);
-      BURST_GPU_KERNEL(RmsNormBackward, x.value(), weight.value(), rstd, dy, dx.before(), dx.sum(),
-                       dx.amax(), WantedGrad(weight));
+      BURST_GPU_KERNEL(RmsNormBackward, x.value(), weight.value(), offset, rstd, dy, dx.before(),
+                       dx.sum(), dx.amax(), WantedGrad(weight));
       return dx.Set();
     }
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      RmsNormBackward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), rstd.data<T>(),
-                         dy.data<T>(), GradBuffer(x).data<T>(), GradBuffer(weight).data<T>());
+      RmsNormBackward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), offset,
+                         rstd.data<T>(), dy.data<T>(), GradBuffer(x).data<T>(),
+                         GradBuffer(weight).data<T>());
     });
   });
   return y;

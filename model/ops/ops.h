@@ -11,12 +11,12 @@
 // Where the code is, by family:
 //
 //   CPU, checks, tape    GPU kernels (cuda/)                  ops
-//   linear.cc            gemm_ops.cc, bias.cu; matmul.{h,cc}  Linear, GeluMlp, SwiGluMlp
+//   linear.cc            gemm_ops.cc, bias.cu; matmul.{h,cc}  Linear, GeluMlp, SwiGluMlp, GeGluMlp
 //                        float8_ops.cc, float8.{cu,cuh}       Linear, SwiGluMlp in float8
 //   rows.cc              (copies)                             SelectRows
 //   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
 //   head_norm.cc         normalization.{cu,cuh}                     RmsNormHeads
-//   elementwise.cc       elementwise.cu                       Add, Gelu, SwiGlu
+//   elementwise.cc       elementwise.cu                       Add, Scale, Gelu, SwiGlu, GeGlu
 //   rope.cc              rope.cu                              Rope
 //   embedding.cc         embedding.cu                         Embedding
 //   dropout.cc           dropout.cu                           Dropout
@@ -90,6 +90,13 @@ Variable SwiGluMlp(Tape& tape, const Variable& x, const Variable& gate_up,
                    ResultUse use = ResultUse::kRead,
                    LinearPrecision precision = LinearPrecision::kTensors);
 
+// The feed-forward of Gemma: SwiGluMlp with h = gelu(gate) up, as in GeGlu.
+Variable GeGluMlp(Tape& tape, const Variable& x, const Variable& gate_up,
+                  const Variable& gate_up_bias, const Variable& down, const Variable& down_bias,
+                  const Variable& residual = {}, const std::function<void()>& dx_done = nullptr,
+                  ResultUse use = ResultUse::kRead,
+                  LinearPrecision precision = LinearPrecision::kTensors);
+
 // y = those rows of x, one range behind the other. For a parameter that several ops use in parts:
 // the gradient of y adds to its rows, in the dtype of gradients. x: [rows, ...]; y: [the sum of the
 // lengths, ...].
@@ -104,9 +111,10 @@ Variable SelectRows(Tape& tape, const Variable& x, const std::vector<RowRange>& 
 // (Variable::InFloat8). Its bound, sqrt(width) max |weight| + max |bias|, does not depend on x, so
 // all ranks have one scale. The gradient of x then comes with its largest magnitude.
 
-// RMSNorm (Zhang and Sennrich, arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight.
+// RMSNorm (Zhang and Sennrich, arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * (offset +
+// weight). offset: 0, or 1 in Gemma, whose weights keep their digits near 0.
 Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps,
-                 LinearPrecision reader = LinearPrecision::kTensors);
+                 LinearPrecision reader = LinearPrecision::kTensors, double offset = 0);
 
 // RMSNorm of queries and of keys. x, y: [batch, length, heads, head_dim]: the heads of queries,
 // then those of keys, then others (values), which are copied. The weight's length says what is
@@ -117,7 +125,7 @@ struct NormalizedHeads {
   int64_t count = 0;
 };
 Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& queries,
-                      const NormalizedHeads& keys, double eps);
+                      const NormalizedHeads& keys, double eps, double offset = 0);
 
 // LayerNorm (Ba et al., arXiv 1607.06450): y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias,
 // with the biased variance.
@@ -129,6 +137,10 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
 // y = a + b; a, b, y: one shape.
 Variable Add(Tape& tape, const Variable& a, const Variable& b);
 
+// y = factor x, with the factor rounded to x's dtype; x, y: one shape. For the embeddings of Gemma
+// (arXiv 2403.08295).
+Variable Scale(Tape& tape, const Variable& x, double factor);
+
 // GELU in the tanh form of GPT-2 (Hendrycks and Gimpel, arXiv 1606.08415):
 // y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); x, y: one shape.
 Variable Gelu(Tape& tape, const Variable& x);
@@ -139,6 +151,9 @@ Variable SoftCap(Tape& tape, const Variable& x, double cap);
 // SwiGLU (Shazeer, arXiv 2002.05202): y = gate sigmoid(gate) up.
 // gate_up: [..., 2 n], gate before up; y: [..., n].
 Variable SwiGlu(Tape& tape, const Variable& gate_up);
+
+// GEGLU (Shazeer, arXiv 2002.05202): y = Gelu(gate) up. Shapes as for SwiGlu.
+Variable GeGlu(Tape& tape, const Variable& gate_up);
 
 // ---- Rotary position embedding (Su et al., arXiv 2104.09864). Channels are paired as in Llama on
 // Hugging Face: channel i with i + head_dim / 2.

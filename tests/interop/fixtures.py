@@ -51,6 +51,8 @@ _LLAMA3 = dict(
 )
 _YARN = dict(rope_type="yarn", factor=4.0, beta_fast=2.0, original_max_position_embeddings=16)
 
+_GEMMA = {**_COMMON, "head_dim": 8, "sliding_window": 5, "tie_word_embeddings": True}
+
 CONFIGS = {
     "llama": transformers.LlamaConfig(**_COMMON),
     "llama_biases": transformers.LlamaConfig(**_COMMON, attention_bias=True, mlp_bias=True),
@@ -66,6 +68,16 @@ CONFIGS = {
     ),
     "qwen3_biases": transformers.Qwen3Config(**_COMMON, head_dim=4, attention_bias=True),
     "olmo2": transformers.Olmo2Config(**_COMMON, rope_theta=50.0),
+    "gemma2": transformers.Gemma2Config(**_GEMMA, query_pre_attn_scalar=9, rope_theta=50.0),
+    "gemma3": transformers.Gemma3TextConfig(
+        **_GEMMA,
+        query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=30.0),
+            full_attention=dict(rope_type="linear", rope_theta=50.0, factor=2.0),
+        ),
+    ),
     "gpt2": transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=2, n_head=3),
 }
 

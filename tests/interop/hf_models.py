@@ -30,6 +30,19 @@ _YARN = dict(factor=4.0, original_max_position_embeddings=32)
 _QWEN2 = {**_COMMON, "use_sliding_window": False}
 _WINDOW = dict(use_sliding_window=True, sliding_window=7, max_window_layers=0)
 
+_GEMMA = {
+    **_COMMON, "head_dim": 16, "sliding_window": 7, "tie_word_embeddings": True,
+    "pad_token_id": None,  # its row would learn nothing as an input
+}
+
+
+def _bases(theta, **full):
+    return dict(
+        full_attention=dict(rope_theta=theta, **full),
+        sliding_attention=dict(rope_theta=50.0, rope_type="default"),
+    )
+
+
 CONFIGS = {
     "llama": lambda: _llama(),
     "llama-tied": lambda: _llama(tie_word_embeddings=True, rope_theta=500000.0),
@@ -79,6 +92,21 @@ CONFIGS = {
     "olmo2-biases": lambda: transformers.Olmo2Config(
         **{**_COMMON, "tie_word_embeddings": True}, attention_bias=True, pad_token_id=None,
         **_rope("linear", factor=2.5)
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(**_GEMMA, query_pre_attn_scalar=24),
+    "gemma2-no_caps": lambda: transformers.Gemma2Config(
+        **{**_GEMMA, "tie_word_embeddings": False},
+        attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None,
+        query_pre_attn_scalar=16,
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **_GEMMA, query_pre_attn_scalar=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=_bases(500.0, rope_type="linear", factor=4.0),
+    ),
+    "gemma3-full": lambda: transformers.Gemma3TextConfig(
+        **_GEMMA, query_pre_attn_scalar=16, layer_types=["full_attention"] * 3,
+        final_logit_softcapping=3.0, rope_parameters=_bases(700.0, rope_type="default"),
     ),
     "qwen2": lambda: transformers.Qwen2Config(**_QWEN2),
     "qwen2-tied": lambda: transformers.Qwen2Config(**{**_QWEN2, "tie_word_embeddings": True}),

@@ -44,7 +44,9 @@ absl::Status WriteLogits(const std::string& directory, const std::string& tokens
     for (size_t t = 0; t < row.size(); ++t) positions.push_back(static_cast<int32_t>(t));
   }
   const Shape shape = {static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size())};
-  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create({}, nullptr));
+  BurstAttentionOptions options;
+  options.scores.softcap = model->config().attention_softcap;
+  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, nullptr));
   BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
                          MakeLayerSchedules(model->config(), *attention, shape[1],
                                             Mask::SlidingWindow(pretrained.window)));

@@ -24,8 +24,8 @@ using Values = std::vector<double>;
 
 constexpr int64_t kBatch = 4, kLength = 200;
 
-// Makes the model of a family's name, or "qwen", which is llama with the additional fields of Qwen2
-// and Qwen3.
+// Makes the model of a family's name. "qwen" is llama with the additional fields of Qwen2 and
+// Qwen3, "olmo" with those of OLMo 2, and "gemma" with those of Gemma 2 and 3.
 ModelConfig Model(const std::string& name) {
   const Family family = name == "gpt2" ? Family::kGpt2 : Family::kLlama;
   ModelConfig config;
@@ -38,6 +38,21 @@ ModelConfig Model(const std::string& name) {
     config.rope_scaling.factor = 4;
     config.rope_scaling.first_context = 64;
   }
+  if (name == "olmo") {
+    config.qk_norm = QkNorm::kAll;
+    config.norm_position = NormPosition::kAfter;
+  }
+  if (name == "gemma") {
+    config.head_dim = 40;
+    config.qk_norm = QkNorm::kHead;
+    config.norm_position = NormPosition::kBoth;
+    config.unit_offset_norms = config.scaled_embedding = true;
+    config.gate = Gate::kGelu;
+    config.score_channels = 24;
+    config.logits_softcap = 3;
+    config.full_layers = {1};
+    config.window_rope_theta = 500;
+  }
   config.layers = 3;
   config.width = 128;
   config.heads = 4;
@@ -45,7 +60,7 @@ ModelConfig Model(const std::string& name) {
   config.ffn = 256;
   config.vocab = 131;
   config.context = kLength;
-  config.tied_embeddings = family == Family::kGpt2;
+  config.tied_embeddings = family == Family::kGpt2 || name == "gemma";
   return config;
 }
 
@@ -126,7 +141,8 @@ double Norm(const Values& x, const Values& y, int64_t begin, int64_t end) {
 }
 
 class CudaParity : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Families, CudaParity, testing::Values("llama", "gpt2", "qwen"),
+INSTANTIATE_TEST_SUITE_P(Families, CudaParity,
+                         testing::Values("llama", "gpt2", "qwen", "olmo", "gemma"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(CudaParity, LogitsAreTheCpus) {

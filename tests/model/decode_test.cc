@@ -162,6 +162,7 @@ TEST(Decode, RanksShareTheCache) {
     ExpectSharedCache(SmallQwen(), layout, 4, 11, 6);
     ExpectSharedCache(SmallLayered(), layout, 3, 11, 6);
     ExpectSharedCache(SmallOlmo(), layout, 2, 11, 6);
+    ExpectSharedCache(SmallGemma(), layout, 3, 11, 6);
     ExpectSharedCache(SmallGpt2(), layout, 3, 3, 0);
     ExpectSharedCache(ModelsWithSinks()[0], layout, 3, 20, 0);
     if (kTestDevice == DeviceType::kCpu) {

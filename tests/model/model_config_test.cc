@@ -47,6 +47,8 @@ TEST(ModelConfig, ReadsEveryField) {
           "logits_softcap": 30, "full_layers": [0], "window_rope_theta": 300,
           "rope_theta": 500000, "norm_eps": 1e-6, "init_std": 0.03, "head_dim": 10,
           "qkv_bias": true, "attention_out_bias": true, "ffn_bias": true, "qk_norm": true,
+          "norm_position": "both", "unit_offset_norms": true, "gate": "gelu",
+          "scaled_embedding": true, "score_channels": 12,
           "rope_scaling": {"kind": "llama3", "factor": 8, "first_context": 8192, "low": 2}})");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->family, Family::kLlama);
@@ -73,6 +75,11 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_TRUE(config->attention_out_bias);
   EXPECT_TRUE(config->ffn_bias);
   EXPECT_EQ(config->qk_norm, QkNorm::kHead) << "the value of earlier versions";
+  EXPECT_EQ(config->norm_position, NormPosition::kBoth);
+  EXPECT_TRUE(config->unit_offset_norms);
+  EXPECT_EQ(config->gate, Gate::kGelu);
+  EXPECT_TRUE(config->scaled_embedding);
+  EXPECT_EQ(config->score_channels, 12);
   EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kLlama3);
   EXPECT_EQ(config->rope_scaling.factor, 8);
   EXPECT_EQ(config->rope_scaling.first_context, 8192);
@@ -141,6 +148,12 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
            {With(R"("qk_norm": true)"), "qk_norm: must be", "gpt2", "; got head"},
            {With(R"("qk_norm": "some")"), "qk_norm: must be", "\"none\" or \"head\" or \"all\"",
             "; got \"some\""},
+           {With(R"("gate": "gelu")"), "gate: must be", "silu for gpt2", "; got gelu"},
+           {With(R"("scaled_embedding": true)"), "scaled_embedding: must be", "gpt2", "; got true"},
+           {With(R"("unit_offset_norms": true)"), "unit_offset_norms: must be", "gpt2",
+            "; got true"},
+           {With(R"("score_channels": 8)"), "score_channels: must be", "0 for gpt2", "; got 8"},
+           {With(R"("score_channels": -1)"), "score_channels: must be", "from 0", "; got -1"},
            {With(R"("norm_position": "after")"), "norm_position: must be", "before for gpt2",
             "; got after"},
            {With(R"("rope_scaling": 8)"), "rope_scaling: must be", "object", "; got 8"},

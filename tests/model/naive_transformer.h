@@ -48,6 +48,9 @@ class NaiveTransformer {
       for (int64_t t = 0; t < text_.length; ++t) {
         x.push_back(Row("embedding.tokens", text_.tokens[row * text_.length + t]));
         if (gpt2()) Accumulate(x[t], Row("embedding.positions", Position(row, t)));
+        if (config_.scaled_embedding) {
+          for (double& v : x[t]) v *= std::sqrt(double(config_.width));
+        }
         x[t] = Drop(0, row, t, x[t]);
       }
       for (int64_t layer = 0; layer < config_.layers; ++layer) Layer(layer, row, x);
@@ -96,6 +99,8 @@ class NaiveTransformer {
 
   int64_t head_dim() const { return config_.head_dim; }
 
+  double Offset() const { return config_.unit_offset_norms ? 1 : 0; }
+
   // RMSNorm of each head, or of all heads together.
   void NormHeads(const std::string& name, Values& x) {
     if (config_.qk_norm == QkNorm::kNone) return;
@@ -105,7 +110,7 @@ class NaiveTransformer {
       double square = 0;
       for (size_t i = 0; i < size; ++i) square += x[begin + i] * x[begin + i] / size;
       for (size_t i = 0; i < size; ++i) {
-        x[begin + i] *= weight.at(i) / std::sqrt(square + config_.norm_eps);
+        x[begin + i] *= (Offset() + weight.at(i)) / std::sqrt(square + config_.norm_eps);
       }
     }
   }
@@ -125,10 +130,14 @@ class NaiveTransformer {
     Values y;
     for (size_t i = 0; i < x.size(); ++i) {
       y.push_back((x[i] - mean) / std::sqrt(square + config_.norm_eps) *
-                  parameters_[name + ".weight"][i]);
+                  (Offset() + parameters_[name + ".weight"][i]));
       if (gpt2()) y[i] += parameters_[name + ".bias"][i];
     }
     return y;
+  }
+
+  static double Gelu(double u) {
+    return u * 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (u + 0.044715 * u * u * u)));
   }
 
   bool IsFull(int64_t layer) const {
@@ -184,7 +193,7 @@ class NaiveTransformer {
         for (int64_t s = first; s <= t; ++s) {
           double score = 0;
           for (int64_t i = 0; i < d; ++i) score += q[t][head * d + i] * k[s][kv_head * d + i];
-          score /= std::sqrt(double(d));
+          score /= std::sqrt(double(config_.score_channels > 0 ? config_.score_channels : d));
           const double cap = config_.attention_softcap;
           weights.push_back(std::exp(cap == 0 ? score : cap * std::tanh(score / cap)));
           total += weights.back();
@@ -202,13 +211,13 @@ class NaiveTransformer {
       const Values h = NormBefore(prefix + "ffn_norm", x[t]);
       Values up = Project(prefix + (gpt2() ? "ffn.up" : "ffn.gate_up"), h);
       if (gpt2()) {
-        for (double& u : up) {
-          u *= 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (u + 0.044715 * u * u * u)));
-        }
+        for (double& u : up) u = Gelu(u);
       } else {
         const Values gate(up.begin(), up.begin() + config_.ffn);
         up.erase(up.begin(), up.begin() + config_.ffn);
-        for (size_t i = 0; i < up.size(); ++i) up[i] *= gate[i] / (1 + std::exp(-gate[i]));
+        for (size_t i = 0; i < up.size(); ++i) {
+          up[i] *= config_.gate == Gate::kGelu ? Gelu(gate[i]) : gate[i] / (1 + std::exp(-gate[i]));
+        }
       }
       const Values down = NormAfter(prefix + "ffn_out_norm", Project(prefix + "ffn.down", up));
       Accumulate(x[t], Drop(2 + 2 * layer, row, t, down));

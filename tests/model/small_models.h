@@ -66,9 +66,21 @@ inline ModelConfig SmallOlmo() {
   return config;
 }
 
+// Returns a model with the features of Gemma 2 and 3 together.
+inline ModelConfig SmallGemma() {
+  ModelConfig config = SmallLayered();
+  config.qkv_bias = config.attention_out_bias = config.ffn_bias = false;
+  config.tied_embeddings = config.unit_offset_norms = config.scaled_embedding = true;
+  config.norm_position = NormPosition::kBoth;
+  config.gate = Gate::kGelu;
+  config.score_channels = 9;
+  config.logits_softcap = 3;
+  return config;
+}
+
 // Returns models that normalize after the branches, alone or also before them.
 inline std::vector<ModelConfig> ModelsOfOtherNorms() {
-  std::vector<ModelConfig> models = {SmallOlmo(), SmallQwen()};
+  std::vector<ModelConfig> models = {SmallOlmo(), SmallQwen(), SmallGemma()};
   models[1].norm_position = NormPosition::kBoth;
   models[1].dropout = 0.3;
   return models;

@@ -64,14 +64,15 @@ TEST(Transformer, QwenEqualsNaive) {
 }
 
 TEST(Transformer, LayersOfTheirOwnWindowsAndBasesEqualNaive) {
-  const ModelConfig config = SmallLayered();
-  const auto model = MakeModel(config);
-  for (const bool packed : {false, true}) {
-    const Text text = RandomText(config.vocab, packed);
-    for (const int64_t window : {0, 1, 3, 100}) {
-      ExpectClose(Logits(*model, text, window),
-                  NaiveTransformer(*model, text, nullptr, nullptr, window).Logits(),
-                  kDoubleTolerance);
+  for (const ModelConfig& config : {SmallLayered(), SmallGemma()}) {
+    const auto model = MakeModel(config);
+    for (const bool packed : {false, true}) {
+      const Text text = RandomText(config.vocab, packed);
+      for (const int64_t window : {0, 1, 3, 100}) {
+        ExpectClose(Logits(*model, text, window),
+                    NaiveTransformer(*model, text, nullptr, nullptr, window).Logits(),
+                    kDoubleTolerance);
+      }
     }
   }
 }

@@ -45,6 +45,26 @@ constexpr char kGpt2[] = R"({
   "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
   "vocab_size": 50257})";
 
+// The file of Google's Gemma 3 1B, and what Gemma 2 27B says instead.
+constexpr char kGemma3[] = R"({
+  "architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid",
+  "eos_token_id": [1, 106], "final_logit_softcapping": null, "head_dim": 256,
+  "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
+  "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+  "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+  "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+  "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+  "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 262144})";
+
+constexpr char kGemma2[] = R"({
+  "architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "cache_implementation": "hybrid",
+  "head_dim": 128, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+  "hidden_size": 4608, "intermediate_size": 36864, "max_position_embeddings": 8192,
+  "model_type": "gemma2", "num_attention_heads": 32, "num_hidden_layers": 46,
+  "num_key_value_heads": 16, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06,
+  "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "bfloat16", "vocab_size": 256000})";
+
 // Returns the config.json with one changed field. A null makes the field null.
 std::string With(const char* config, const std::string& key, const Json& value) {
   Json json = Json::parse(config);
@@ -55,6 +75,16 @@ std::string Without(const char* config, const std::string& key) {
   Json json = Json::parse(config);
   json.erase(key);
   return json.dump();
+}
+
+void ExpectWritten(const HuggingFaceConfig& config) {
+  const auto json = MakeHuggingFaceConfig(config);
+  ASSERT_TRUE(json.ok()) << json.status();
+  const auto again = ParseHuggingFaceConfig(*json);
+  ASSERT_TRUE(again.ok()) << again.status() << *json;
+  EXPECT_EQ(ModelDifference(again->model, config.model), "") << *json;
+  EXPECT_EQ(again->window, config.window);
+  EXPECT_EQ(again->dtype, config.dtype);
 }
 
 TEST(HuggingFaceConfig, Llama31) {
@@ -97,6 +127,59 @@ TEST(HuggingFaceConfig, QwenAndGpt2) {
   EXPECT_EQ(gpt2->model.context, 1024);
   EXPECT_EQ(gpt2->model.dropout, 0);
   EXPECT_TRUE(gpt2->model.tied_embeddings);
+}
+
+TEST(HuggingFaceConfig, Gemma3) {
+  const auto config = ParseHuggingFaceConfig(kGemma3);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const ModelConfig& m = config->model;
+  EXPECT_TRUE(m.unit_offset_norms && m.scaled_embedding && m.tied_embeddings);
+  EXPECT_EQ(m.norm_position, NormPosition::kBoth);
+  EXPECT_EQ(m.qk_norm, QkNorm::kHead);
+  EXPECT_EQ(m.gate, Gate::kGelu);
+  EXPECT_EQ(m.score_channels, 0) << "head_dim";
+  EXPECT_EQ(m.logits_softcap, 0);
+  EXPECT_EQ(config->window, 512);
+  EXPECT_EQ(m.full_layers, std::vector<int64_t>({5, 11, 17, 23}));
+  EXPECT_EQ(m.rope_theta, 1e6);
+  EXPECT_EQ(m.window_rope_theta, 1e4);
+  // Newer versions say the same in other fields.
+  Json newer = Json::parse(kGemma3);
+  for (const char* key : {"rope_theta", "rope_local_base_freq", "sliding_window_pattern"}) {
+    newer.erase(key);
+  }
+  for (int layer = 0; layer < 26; ++layer) {
+    newer["layer_types"].push_back(layer % 6 == 5 ? "full_attention" : "sliding_attention");
+  }
+  newer["rope_parameters"] = {
+      {"full_attention", {{"rope_type", "default"}, {"rope_theta", 1e6}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}};
+  const auto same = ParseHuggingFaceConfig(newer.dump());
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_EQ(ComputedDifference(*same, *config), "");
+  // Without a layer that has a window, there is one base.
+  newer["layer_types"] = std::vector<std::string>(26, "full_attention");
+  const auto full = ParseHuggingFaceConfig(newer.dump());
+  ASSERT_TRUE(full.ok()) << full.status();
+  EXPECT_EQ(full->window, 0);
+  EXPECT_EQ(full->model.window_rope_theta, 0);
+  EXPECT_EQ(full->model.rope_theta, 1e6);
+  ExpectWritten(*full);
+}
+
+TEST(HuggingFaceConfig, Gemma2) {
+  const auto config = ParseHuggingFaceConfig(kGemma2);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const ModelConfig& m = config->model;
+  EXPECT_EQ(m.score_channels, 144);
+  EXPECT_EQ(m.attention_softcap, 50) << "the family's";
+  EXPECT_EQ(m.logits_softcap, 30) << "the family's";
+  EXPECT_EQ(m.full_layers.size(), 23u);
+  EXPECT_EQ(m.full_layers[0], 1);
+  EXPECT_EQ(m.qk_norm, QkNorm::kNone);
+  EXPECT_EQ(ParseHuggingFaceConfig(With(kGemma2, "attn_logit_softcapping", nullptr))
+                ->model.attention_softcap,
+            0);
 }
 
 TEST(HuggingFaceConfig, OldAndNewFormsOfRope) {
@@ -195,6 +278,14 @@ TEST(HuggingFaceConfig, ErrorsNameTheField) {
            {With(kQwen, "layer_types", {"full_attention"}), "layer_types", "every layer"},
            {With(used.c_str(), "layer_types", {"chunked_attention"}), "layer_types",
             "sliding_attention"},
+           {With(kGemma3, "attn_logit_softcapping", 50.0), "attn_logit_softcapping is 50.0",
+            "null"},
+           {With(kGemma3, "use_bidirectional_attention", true), "use_bidirectional_attention", ""},
+           {With(kGemma3, "hidden_activation", "gelu"), "hidden_activation is \"gelu\"", "tanh"},
+           {With(kGemma3, "rope_parameters",
+                 {{"full_attention", {{"rope_theta", 1e6}}},
+                  {"sliding_attention", {{"rope_type", "yarn"}, {"factor", 2}}}}),
+            "rope_parameters.sliding_attention.rope_type is \"yarn\"", "default"},
            {With(kQwen, "use_mrope", true), "use_mrope is true", "false"},
            {With(kGpt2, "activation_function", "relu"), "activation_function is \"relu\"",
             "gelu_new"},
@@ -249,16 +340,6 @@ TEST(HuggingFaceConfig, FieldsThatAreIgnored) {
   }
 }
 
-void ExpectWritten(const HuggingFaceConfig& config) {
-  const auto json = MakeHuggingFaceConfig(config);
-  ASSERT_TRUE(json.ok()) << json.status();
-  const auto again = ParseHuggingFaceConfig(*json);
-  ASSERT_TRUE(again.ok()) << again.status() << *json;
-  EXPECT_EQ(ModelDifference(again->model, config.model), "") << *json;
-  EXPECT_EQ(again->window, config.window);
-  EXPECT_EQ(again->dtype, config.dtype);
-}
-
 TEST_F(HuggingFaceTest, WhatIsWrittenIsRead) {
   for (const auto& [name, model] : fixtures_["models"].items()) {
     auto config = ParseHuggingFaceConfig(model["config"].dump());
@@ -266,7 +347,8 @@ TEST_F(HuggingFaceTest, WhatIsWrittenIsRead) {
     config->dtype = "bfloat16";
     ExpectWritten(*config);
   }
-  for (const char* published : {kLlama31, kQwen}) ExpectWritten(*ParseHuggingFaceConfig(published));
+  for (const char* published : {kLlama31, kQwen, kGemma2, kGemma3})
+    ExpectWritten(*ParseHuggingFaceConfig(published));
   auto windowed = *ParseHuggingFaceConfig(kQwen);
   windowed.window = 512;
   ExpectWritten(windowed);

@@ -48,11 +48,22 @@ void ReadScaling(Fields& rope, const std::string& type, int64_t context, RopeSca
   }
 }
 
-// Reads rope_scaling, or rope_parameters, where newer versions have rope_theta, too.
+// Reads rope_scaling, or rope_parameters, where newer versions have rope_theta, too. A model with a
+// base of its own for layers with a window may have both kinds of layers there.
 absl::Status ReadRope(Fields& fields, ModelConfig* model) {
   for (const std::string key : {"rope_scaling", "rope_parameters"}) {
     std::optional<Fields> found = fields.Object(key);
     if (!found.has_value()) continue;
+    if (model->window_rope_theta > 0 && found->Has("full_attention")) {
+      std::optional<Fields> full = found->Object("full_attention");
+      if (std::optional<Fields> windowed = found->Object("sliding_attention")) {
+        model->window_rope_theta = windowed->Real("rope_theta", model->window_rope_theta);
+        windowed->MustBe("rope_type", {"default"});
+        BURST_RETURN_IF_ERROR(windowed->Finish());
+      }
+      BURST_RETURN_IF_ERROR(found->Finish());
+      found = std::move(full);
+    }
     Fields& rope = *found;
     model->rope_theta = rope.Real("rope_theta", model->rope_theta);
     const std::string old_type = rope.Text("type", "default");
@@ -144,7 +155,10 @@ absl::Status ReadFamily(const HuggingFaceFamily& family, Fields& fields,
   BURST_RETURN_IF_ERROR(fields.status());
   if (family.read_window != nullptr) family.read_window(fields, config);
   BURST_RETURN_IF_ERROR(ReadLayerTypes(fields, family.layers_differ, config));
-  return model.family == Family::kGpt2 ? absl::OkStatus() : ReadRope(fields, &model);
+  if (model.family == Family::kGpt2) return absl::OkStatus();
+  BURST_RETURN_IF_ERROR(ReadRope(fields, &model));
+  if (config->window == 0) model.window_rope_theta = 0;  // all layers are full
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Json> ParseObject(absl::string_view json) {

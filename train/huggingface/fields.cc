@@ -67,6 +67,7 @@ constexpr struct {
                        {"mlp_bias", "false"},
                        {"use_sliding_window", "false"},
                        {"sliding_window", "null"},
+                       {"use_bidirectional_attention", "false"},
                        {"attn_logit_softcapping", "null"},
                        {"final_logit_softcapping", "null"},
                        {"scale_attn_weights", "true"},

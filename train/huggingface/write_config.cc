@@ -49,7 +49,8 @@ Json Write(const HuggingFaceFamily& family, const HuggingFaceConfig& config) {
   for (const FixedField& fixed : family.fixed) json[fixed.key] = fixed.values[0];
   for (const auto& [key, rate] : family.rates) json[key] = model.*rate;
   if (family.base.family != Family::kGpt2) json["rope_scaling"] = Scaling(model.rope_scaling);
-  if (family.read_window != nullptr) {
+  // If layers differ, layer_types says that no layer has a window.
+  if (family.read_window != nullptr && (config.window > 0 || !family.layers_differ)) {
     json["sliding_window"] = config.window > 0 ? Json(config.window) : Json();
   }
   for (int64_t layer = 0; family.layers_differ && layer < model.layers; ++layer) {
@@ -117,11 +118,11 @@ absl::StatusOr<std::string> WithContext(absl::string_view json, int64_t context)
   BURST_ASSIGN_OR_RETURN(const HuggingFaceConfig before, ParseHuggingFaceConfig(json));
   const int64_t first = before.model.rope_scaling.first_context;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const auto rope = object.find(key);
+    if (first == 0 || !object.contains(key) || !object[key].is_object()) continue;
+    Json& all = object[key];
+    Json& rope = all.contains("full_attention") ? all["full_attention"] : all;
     // A reader takes max_position_embeddings where this field is missing.
-    if (first > 0 && rope != object.end() && rope->is_object() && !rope->contains(kFirst)) {
-      (*rope)[kFirst] = first;
-    }
+    if (!rope.contains(kFirst)) rope[kFirst] = first;
   }
   object[kContext] = context;
   return absl::StrCat(object.dump(2, ' ', false, Json::error_handler_t::replace), "\n");

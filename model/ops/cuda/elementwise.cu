@@ -1,4 +1,4 @@
-// Computes elementwise ops: the sum of two tensors, GELU and SwiGLU.
+// Computes elementwise ops: sums, factors, activations and gates.
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/vectorized.cuh"
 
@@ -57,23 +57,52 @@ void Map(Op op, const Tensor& a, const Tensor& b, const Tensor& y) {
   BURST_CUDA_CHECK_LAUNCH("Map");
 }
 
-// As in model/ops/elementwise.cc: with 2 u = x (a + b x^2) and s = sigmoid(2 u), gelu(x) = x s.
-constexpr double kA = 1.5957691216057308;  // 2 sqrt(2 / pi)
-constexpr double kB = 0.044715 * kA;
+// The activations of model/ops/elementwise.cc: f(x) = x sigmoid(u(x)), with u's slope u'.
+struct SiluGate {
+  template <typename A>
+  __device__ static A U(A x) {
+    return x;
+  }
+  template <typename A>
+  __device__ static A Slope(A) {
+    return A(1);
+  }
+};
+
+struct GeluGate {
+  static constexpr double kA = 1.5957691216057308;  // 2 sqrt(2 / pi)
+  static constexpr double kB = 0.044715 * kA;
+  template <typename A>
+  __device__ static A U(A x) {
+    return x * (A(kA) + A(kB) * x * x);
+  }
+  template <typename A>
+  __device__ static A Slope(A x) {
+    return A(kA) + A(3 * kB) * x * x;
+  }
+};
 
 struct GeluOp {
   template <typename T, typename A>
   __device__ A Apply(A x, A) const {
-    return x * Sigmoid<T>(x * (A(kA) + A(kB) * x * x));
+    return x * Sigmoid<T>(GeluGate::U(x));
   }
 };
 
-// dx = dy s (1 + x (1 - s) (a + 3 b x^2))
+// dx = dy s (1 + x (1 - s) u')
 struct GeluBackwardOp {
   template <typename T, typename A>
   __device__ A Apply(A x, A dy) const {
-    const A s = Sigmoid<T>(x * (A(kA) + A(kB) * x * x));
-    return dy * s * (1 + x * (1 - s) * (A(kA) + A(3 * kB) * x * x));
+    const A s = Sigmoid<T>(GeluGate::U(x));
+    return dy * s * (1 + x * (1 - s) * GeluGate::Slope(x));
+  }
+};
+
+struct ScaleOp {
+  double factor;
+  template <typename T, typename A>
+  __device__ A Apply(A x, A) const {
+    return A(factor) * x;
   }
 };
 
@@ -118,7 +147,11 @@ void SoftCapBackward(const Tensor& y, const Tensor& dy, double cap, const Tensor
 
 void AddForward(const Tensor& a, const Tensor& b, const Tensor& y) { Map<true>(AddOp(), a, b, y); }
 
-// ---- SwiGLU.
+void ScaleForward(const Tensor& x, double factor, const Tensor& y) {
+  Map<false>(ScaleOp{factor}, x, Tensor(), y);
+}
+
+// ---- SwiGLU and GEGLU.
 
 namespace {
 
@@ -130,25 +163,25 @@ struct Place {
       : y(index * int64_t{N}), gate(y + index / (n / N) * int64_t{n}) {}
 };
 
-// y = gate s up, s = sigmoid(gate)
-template <typename T, int N>
+// y = gate s up, s = sigmoid(u(gate))
+template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    SwiGluForwardKernel(int64_t count, int n, const T* __restrict__ gate_up, T* __restrict__ y) {
+    GluForwardKernel(int64_t count, int n, const T* __restrict__ gate_up, T* __restrict__ y) {
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= count) return;
   const Place<N> at(index, n);
   const Words<T, N> gate = Load<N>(gate_up + at.gate), up = Load<N>(gate_up + at.gate + n);
   Accumulator<T> out[N];
 #pragma unroll
-  for (int j = 0; j < N; ++j) out[j] = gate[j] * Sigmoid<T>(gate[j]) * up[j];
+  for (int j = 0; j < N; ++j) out[j] = gate[j] * Sigmoid<T>(Gate::U(gate[j])) * up[j];
   StoreRounded<T, N>(out, y + at.y);
 }
 
-// dgate = dy up s (1 + gate (1 - s)), dup = dy gate s
-template <typename T, int N>
+// dgate = dy up s (1 + gate (1 - s) u'), dup = dy gate s
+template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    SwiGluBackwardKernel(int64_t count, int n, const T* __restrict__ gate_up,
-                         const T* __restrict__ dy, T* __restrict__ dgate_up) {
+    GluBackwardKernel(int64_t count, int n, const T* __restrict__ gate_up, const T* __restrict__ dy,
+                      T* __restrict__ dgate_up) {
   using A = Accumulator<T>;
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= count) return;
@@ -158,30 +191,30 @@ __global__ void __launch_bounds__(kThreads)
   A dgate[N], dup[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const A g = gate[j], s = Sigmoid<T>(g), scaled = grad[j] * s;
-    dgate[j] = scaled * up[j] * (1 + g * (1 - s));
+    const A g = gate[j], s = Sigmoid<T>(Gate::U(g)), scaled = grad[j] * s;
+    dgate[j] = scaled * up[j] * (1 + g * (1 - s) * Gate::Slope(g));
     dup[j] = scaled * g;
   }
   StoreRounded<T, N>(dgate, dgate_up + at.gate);
   StoreRounded<T, N>(dup, dgate_up + at.gate + n);
 }
 
-}  // namespace
-
-void SwiGluForward(const Tensor& gate_up, const Tensor& y) {
+template <typename Gate>
+void GluForward(const Tensor& gate_up, const Tensor& y) {
   if (y.numel() == 0) return;
   const int64_t n = y.dim(-1);
   DispatchVectors(y.dtype(), FitsVectors(n, {gate_up, y}), [&](auto zero, auto vec_size) {
     using T = decltype(zero);
     constexpr int N = decltype(vec_size)::value;
     const int64_t count = y.numel() / N;
-    SwiGluForwardKernel<T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
+    GluForwardKernel<Gate, T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
         count, static_cast<int>(n), Data<T>(gate_up), Data<T>(y));
   });
-  BURST_CUDA_CHECK_LAUNCH("SwiGluForward");
+  BURST_CUDA_CHECK_LAUNCH("GluForward");
 }
 
-void SwiGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up) {
+template <typename Gate>
+void GluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up) {
   if (dy.numel() == 0) return;
   const int64_t n = dy.dim(-1);
   DispatchVectors(
@@ -189,10 +222,24 @@ void SwiGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate
         using T = decltype(zero);
         constexpr int N = decltype(vec_size)::value;
         const int64_t count = dy.numel() / N;
-        SwiGluBackwardKernel<T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
+        GluBackwardKernel<Gate, T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
             count, static_cast<int>(n), Data<T>(gate_up), Data<T>(dy), Data<T>(dgate_up));
       });
-  BURST_CUDA_CHECK_LAUNCH("SwiGluBackward");
+  BURST_CUDA_CHECK_LAUNCH("GluBackward");
+}
+
+}  // namespace
+
+void SwiGluForward(const Tensor& gate_up, const Tensor& y) { GluForward<SiluGate>(gate_up, y); }
+
+void SwiGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up) {
+  GluBackward<SiluGate>(gate_up, dy, dgate_up);
+}
+
+void GeGluForward(const Tensor& gate_up, const Tensor& y) { GluForward<GeluGate>(gate_up, y); }
+
+void GeGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up) {
+  GluBackward<GeluGate>(gate_up, dy, dgate_up);
 }
 
 }  // namespace cuda

@@ -54,12 +54,13 @@ inline KernelWork WorkOf(const ParameterGrad& grad) { return burst::WorkOf(grad.
 
 // A forward whose y is float8 (e4m3) rounds y / scale, and sets `scale`, [1] float32. It is the
 // smallest power of two that fits sqrt(width) max |weight| + max |bias|, a bound of y. So the scale
-// does not depend on x. For other dtypes `scale` is null.
-void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
-                    const Tensor& scale, const Tensor& rstd);
-void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                     const Tensor& before, const Tensor& dx, const Tensor& dx_amax,
-                     const ParameterGrad& dweight);
+// does not depend on x. For other dtypes `scale` is null. The weight of an RMSNorm is `offset` +
+// weight.
+void RmsNormForward(const Tensor& x, const Tensor& weight, double offset, double eps,
+                    const Tensor& y, const Tensor& scale, const Tensor& rstd);
+void RmsNormBackward(const Tensor& x, const Tensor& weight, double offset, const Tensor& rstd,
+                     const Tensor& dy, const Tensor& before, const Tensor& dx,
+                     const Tensor& dx_amax, const ParameterGrad& dweight);
 
 void LayerNormForward(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                       const Tensor& y, const Tensor& scale, const Tensor& mean, const Tensor& rstd);
@@ -85,6 +86,10 @@ void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t r
 
 void SwiGluForward(const Tensor& gate_up, const Tensor& y);
 void SwiGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up);
+void GeGluForward(const Tensor& gate_up, const Tensor& y);
+void GeGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up);
+// y = factor x
+void ScaleForward(const Tensor& x, double factor, const Tensor& y);
 void GeluForward(const Tensor& x, const Tensor& y);
 void GeluBackward(const Tensor& x, const Tensor& dy, const Tensor& dx);
 void SoftCapForward(const Tensor& x, double cap, const Tensor& y);

@@ -72,13 +72,13 @@ int ResidentBlocks(Kernel kernel, const NormBlock& block, size_t shared_bytes, i
   return static_cast<int>(std::max<int64_t>(1, std::min(resident, enough)));
 }
 
-// Sets *scale to the scale that fits sqrt(width) max |weight| + max |bias|. No |y| exceeds it,
-// because |xhat| <= sqrt(width). One block computes it; NaN counts as larger than every number.
+// Sets *scale to the scale that fits sqrt(width) max |offset + weight| + max |bias|. No |y| exceeds
+// it, because |xhat| <= sqrt(width). One block computes it; NaN counts as larger than every number.
 __global__ void NormScaleKernel(NormArgs<bf16> args) {
-  const auto largest = [&](const bf16* x) {
+  const auto largest = [&](const bf16* x, float offset) {
     uint32_t most = 0;
     for (int j = threadIdx.x; x != nullptr && j < args.width; j += kStridedThreads) {
-      most = max(most, __float_as_uint(ConvertTo<float>(x[j])) & 0x7fffffff);
+      most = max(most, __float_as_uint(offset + ConvertTo<float>(x[j])) & 0x7fffffff);
     }
     __shared__ uint32_t of_block;
     if (threadIdx.x == 0) of_block = 0;
@@ -89,9 +89,9 @@ __global__ void NormScaleKernel(NormArgs<bf16> args) {
     __syncthreads();  // before the next call changes it
     return result;
   };
-  const float bound = sqrtf(static_cast<float>(args.width)) * largest(args.weight);
-  const float offset = largest(args.bias);
-  if (threadIdx.x == 0) *args.scale = ScaleFor(bound + offset, kLargestE4M3);
+  const float bound = sqrtf(static_cast<float>(args.width)) * largest(args.weight, args.offset);
+  const float most_bias = largest(args.bias, 0);
+  if (threadIdx.x == 0) *args.scale = ScaleFor(bound + most_bias, kLargestE4M3);
 }
 
 // Sets where the forward stores its result, and the scale of a result in float8.
@@ -191,8 +191,8 @@ void LaunchNormBackward(NormArgs<T> args, bool vectorized,
 
 // ---- RMSNorm.
 
-void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
-                    const Tensor& scale, const Tensor& rstd) {
+void RmsNormForward(const Tensor& x, const Tensor& weight, double offset, double eps,
+                    const Tensor& y, const Tensor& scale, const Tensor& rstd) {
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -202,15 +202,16 @@ void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Ten
     args.eps = static_cast<Accumulator<T>>(eps);
     args.x = Data<T>(x);
     args.weight = Data<T>(weight);
+    args.offset = static_cast<Accumulator<T>>(offset);
     args.rstd = Data<Accumulator<T>>(rstd);
     SetNormResult(y, scale, &args);
     LaunchNormForward<T, /*kCenter=*/false>(args, FitsVectors(width, {x, weight, y}));
   });
 }
 
-void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                     const Tensor& before, const Tensor& dx, const Tensor& dx_amax,
-                     const ParameterGrad& dweight) {
+void RmsNormBackward(const Tensor& x, const Tensor& weight, double offset, const Tensor& rstd,
+                     const Tensor& dy, const Tensor& before, const Tensor& dx,
+                     const Tensor& dx_amax, const ParameterGrad& dweight) {
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -219,6 +220,7 @@ void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, 
     args.width = static_cast<int>(width);
     args.x = Data<T>(x);
     args.weight = Data<T>(weight);
+    args.offset = static_cast<Accumulator<T>>(offset);
     args.rstd = Data<Accumulator<T>>(rstd);
     args.dy = Data<T>(dy);
     args.before = Data<T>(before);

@@ -2,9 +2,10 @@
 //
 //   xhat = (x - mean) rstd,   rstd = 1 / sqrt(mean of (x - mean)^2 + eps),   y = xhat weight + bias
 //
-// with mean = 0 and bias = 0 for RMSNorm. A team keeps a row in registers, so that memory is read
-// once. It is a warp, or a whole block for rows that do not fit a warp's registers. The Strided
-// kernels read a row again if it does not fit vectors or is too wide.
+// with mean = 0 and bias = 0 for RMSNorm, whose weight is `offset` + the stored one. A team keeps a
+// row in registers, so that memory is read once. It is a warp, or a whole block for rows that do
+// not fit a warp's registers. The Strided kernels read a row again if it does not fit vectors or is
+// too wide.
 #pragma once
 
 #include "model/ops/cuda/float8.cuh"
@@ -20,6 +21,7 @@ struct NormArgs {
   int64_t rows = 0;
   int width = 0;
   A eps = 0;
+  A offset = 0;               // added to the weight, for RMSNorm
   const T* x = nullptr;       // [rows, width]
   const T* weight = nullptr;  // [width]
   const T* bias = nullptr;    // [width]
@@ -35,6 +37,13 @@ struct NormArgs {
   T* dx = nullptr;              // [rows, width]
   uint32_t* dx_amax = nullptr;  // one number, or null; for T = bf16
   A* partials = nullptr;        // [blocks, 1 or 2, width]: of dweight and then of dbias
+
+  // The factor of a stored weight.
+  template <bool kCenter>
+  __device__ A Weight(A stored) const {
+    if constexpr (kCenter) return stored;
+    return offset + stored;
+  }
 };
 
 // A block is [teams][threads of a team]: threadIdx.y is the team, of a warp (kWarpTeams of them) or
@@ -164,7 +173,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
       A y[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        y[j] = (x[p][j] - mean[0]) * rstd * weight[p][j];
+        y[j] = (x[p][j] - mean[0]) * rstd * args.template Weight<kCenter>(weight[p][j]);
         if constexpr (kCenter) y[j] += bias[j];
       }
       const int64_t to = row * args.width + at * N;
@@ -264,7 +273,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
       const Words<T, N> weight = weight_of(p);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const A dy = in.dy[p][j], g = dy * weight[j];
+        const A dy = in.dy[p][j], g = dy * args.template Weight<kCenter>(weight[j]);
         const A xhat = (in.x[p][j] - in.mean) * in.rstd;
         means[0] += g * xhat;
         sums[0][p][j] += dy * xhat;
@@ -288,7 +297,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
       A dx[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const A g = in.dy[p][j] * weight[j];
+        const A g = in.dy[p][j] * args.template Weight<kCenter>(weight[j]);
         const A xhat = (in.x[p][j] - in.mean) * in.rstd;
         dx[j] = in.rstd * (g - xhat * means[0] - (kCenter ? means[kSums - 1] : A(0)));
         if (args.before != nullptr) dx[j] += in.before[p][j];
@@ -345,7 +354,8 @@ __global__ void __launch_bounds__(kStridedThreads) NormForwardStridedKernel(Norm
       if constexpr (kCenter) args.mean[row] = mean[0];
     }
     for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
-      A y = (ConvertTo<A>(x[j]) - mean[0]) * rstd * ConvertTo<A>(args.weight[j]);
+      A y = (ConvertTo<A>(x[j]) - mean[0]) * rstd *
+            args.template Weight<kCenter>(ConvertTo<A>(args.weight[j]));
       if constexpr (kCenter) y += ConvertTo<A>(args.bias[j]);
       if (args.y_float8 != nullptr) {
         const float scaled = static_cast<float>(y) / *args.scale;
@@ -371,14 +381,15 @@ __global__ void __launch_bounds__(kStridedThreads) NormBackwardStridedKernel(Nor
     if constexpr (kCenter) mean = args.mean[row];
     A means[kSums] = {};
     for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
-      const A g = ConvertTo<A>(dy[j]) * ConvertTo<A>(args.weight[j]);
+      const A g = ConvertTo<A>(dy[j]) * args.template Weight<kCenter>(ConvertTo<A>(args.weight[j]));
       means[0] += g * ((ConvertTo<A>(x[j]) - mean) * rstd);
       if constexpr (kCenter) means[1] += g;
     }
     team_sum(means);
     for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
       const A xhat = (ConvertTo<A>(x[j]) - mean) * rstd;
-      A inner = ConvertTo<A>(dy[j]) * ConvertTo<A>(args.weight[j]) - xhat * (means[0] / args.width);
+      const A g = ConvertTo<A>(dy[j]) * args.template Weight<kCenter>(ConvertTo<A>(args.weight[j]));
+      A inner = g - xhat * (means[0] / args.width);
       if constexpr (kCenter) inner -= means[1] / args.width;
       A dx = rstd * inner;
       if (args.before != nullptr) dx += ConvertTo<A>(args.before[row * args.width + j]);

@@ -108,6 +108,13 @@ std::vector<Case> Cases() {
                      },
                      terms,
                      true});
+    cases.push_back({"rmsnorm_of_offset_weight" + suffix,
+                     {x, parameter},
+                     [](Tape& tape, const std::vector<Variable>& in, DeviceType) {
+                       return RmsNorm(tape, in[0], in[1], 1e-5, LinearPrecision::kTensors, 1);
+                     },
+                     terms,
+                     true});
     cases.push_back({"layernorm" + suffix,
                      {x, parameter, parameter},
                      [](Tape& tape, const std::vector<Variable>& in, DeviceType) {
@@ -127,6 +134,16 @@ std::vector<Case> Cases() {
                      {{{33, 2 * width}, false, 2}},
                      [](Tape& tape, const std::vector<Variable>& in, DeviceType) {
                        return SwiGlu(tape, in[0]);
+                     }});
+    cases.push_back({"geglu" + suffix,
+                     {{{33, 2 * width}, false, 2}},
+                     [](Tape& tape, const std::vector<Variable>& in, DeviceType) {
+                       return GeGlu(tape, in[0]);
+                     }});
+    cases.push_back({"scale" + suffix,
+                     {{{33, width}}},
+                     [](Tape& tape, const std::vector<Variable>& in, DeviceType) {
+                       return Scale(tape, in[0], 5.5);
                      }});
     cases.push_back({"add" + suffix,
                      {{{33, width}}, {{33, width}}},
@@ -247,6 +264,8 @@ TEST(OpsOnGpuEdges, NoRows) {
                                          LayerNorm(tape, x, weight, weight, 1e-5),
                                          Gelu(tape, x),
                                          SwiGlu(tape, x),
+                                         GeGlu(tape, x),
+                                         Scale(tape, x, 2),
                                          Add(tape, x, x),
                                          Dropout(tape, x, site, x),
                                          Rope(tape, empty({1, 0, 2, 16}), table)};

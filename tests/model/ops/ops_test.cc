@@ -1,6 +1,6 @@
 // Tests every op without GEMMs on the CPU and, compiled once more, on a GPU. Values are compared
 // with a naive loop in double, gradients with finite differences, and float with double. See
-// dense_ops_test.cc for the ops with GEMMs, and ops_bf16_test.cc for bfloat16.
+// dense_ops_test.cc for the ops with GEMMs, activations_test.cc, and ops_bf16_test.cc for bfloat16.
 #include "model/ops/ops.h"
 
 #include <gtest/gtest.h>
@@ -44,6 +44,24 @@ TEST_P(NormalizationTest, RmsNormValuesAndGradients) {
   CheckGradients({{"x", x}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
     return {RmsNorm(tape, x, weight, 1e-2)};
   });
+}
+
+// The weight is 1 + the stored one, as in Gemma.
+TEST_P(NormalizationTest, RmsNormOfAnOffsetWeight) {
+  const int64_t width = GetParam(), rows = (600 / width + 2) / 2 * 2;
+  const Variable x = Leaf(RandomTensor({2, rows / 2, width}, 1, 2.0));
+  const Variable weight = Leaf(RandomTensor({width}, 2));
+  const Values w = ValuesOf(weight);
+  Values one_more;
+  for (const double stored : w) one_more.push_back(1 + stored);
+  const Variable whole(Tensor::FromVector(one_more, {width}, kTestDevice));
+  const auto forward = [&](Tape& tape) {
+    return RmsNorm(tape, x, weight, 1e-2, LinearPrecision::kTensors, /*offset=*/1);
+  };
+  Tape tape(false);
+  ExpectClose(forward(tape).value(), ValuesOf(RmsNorm(tape, x, whole, 1e-2)), 10 * kEps64);
+  CheckGradients({{"x", x}, {"weight", weight}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {forward(tape)}; });
 }
 
 TEST_P(NormalizationTest, LayerNormValuesAndGradients) {
@@ -241,6 +259,26 @@ TEST(RmsNormHeads, IsRmsNormOfEveryHead) {
                  [&](Tape& tape) -> std::vector<Variable> { return {forward(tape)}; });
 }
 
+TEST(RmsNormHeads, OffsetWeights) {
+  const int64_t d = 6;
+  const Variable x = Leaf(RandomTensor({2, 3, 7, d}, 1));
+  const Variable wq = Leaf(RandomTensor({d}, 2)), wk = Leaf(RandomTensor({d}, 3));
+  const auto one_more = [&](const Variable& stored) {
+    Values values = ValuesOf(stored);
+    for (double& value : values) value += 1;
+    return Variable(Tensor::FromVector(values, {d}, kTestDevice));
+  };
+  const auto forward = [&](Tape& tape) {
+    return RmsNormHeads(tape, x, {wq, 4}, {wk, 1}, 1e-3, /*offset=*/1);
+  };
+  Tape tape(false);
+  ExpectClose(forward(tape).value(),
+              ValuesOf(RmsNormHeads(tape, x, {one_more(wq), 4}, {one_more(wk), 1}, 1e-3)),
+              10 * kEps64);
+  CheckGradients({{"x", x}, {"wq", wq}, {"wk", wk}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {forward(tape)}; });
+}
+
 TEST(RmsNormHeads, IsRmsNormOfAllHeadsTogether) {
   const int64_t d = 6, heads = 6, queries = 3, keys = 2;
   const Variable x = Leaf(RandomTensor({2, 3, heads, d}, 1));
@@ -282,74 +320,6 @@ TEST(Rope, FarPositionsKeepTheirPhase) {
       EXPECT_NEAR(sin[i], std::sin(angle), tolerance);
     }
   }
-}
-
-// --- activations --------------------------------------------------------------------------------
-
-class SwiGluTest : public testing::TestWithParam<int> {};  // channels
-
-TEST_P(SwiGluTest, ValuesAndGradients) {
-  const int64_t rows = 3, n = GetParam();
-  const Variable gate_up = Leaf(RandomTensor({rows, 2 * n}, 1, 2));
-  const Values in = ValuesOf(gate_up);
-  Values expected;
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < n; ++j) {
-      const double* row = in.data() + 2 * i * n;
-      expected.push_back(row[j] / (1 + std::exp(-row[j])) * row[n + j]);
-    }
-  }
-  Tape tape(false);
-  const Variable y = SwiGlu(tape, gate_up);
-  EXPECT_EQ(y.shape(), Shape({rows, n}));
-  ExpectClose(y.value(), expected, 10 * kEps64);
-  CheckGradients({{"gate_up", gate_up}},
-                 [&](Tape& tape) -> std::vector<Variable> { return {SwiGlu(tape, gate_up)}; });
-}
-
-INSTANTIATE_TEST_SUITE_P(Channels, SwiGluTest, testing::Values(7, 10));
-
-TEST(Gelu, ValuesAndGradients) {
-  const Variable x = Leaf(RandomTensor({5, 7}, 1, 2));
-  Values expected;
-  for (int64_t i = 0; i < 35; ++i) {
-    const double v = ValuesOf(x)[i];
-    const double pi = 3.14159265358979323846;
-    expected.push_back(0.5 * v * (1 + std::tanh(std::sqrt(2 / pi) * (v + 0.044715 * v * v * v))));
-  }
-  Tape tape(false);
-  ExpectClose(Gelu(tape, x).value(), expected, 10 * kEps64);
-  CheckGradients({{"x", x}}, [&](Tape& tape) -> std::vector<Variable> { return {Gelu(tape, x)}; });
-}
-
-TEST(Activations, FiniteFarOut) {
-  const Tensor far = Tensor::FromVector<float>({-1e4f, -200, -90, 90, 200, 1e4f}, {6});
-  const Variable x = Leaf(far);
-  Tape tape;
-  const Variable gelu = Gelu(tape, x);
-  const std::vector<float> y = gelu.value().ToVector<float>();
-  for (int i = 0; i < 3; ++i) EXPECT_NEAR(y[i], 0, 1e-30);
-  for (int i = 3; i < 6; ++i) EXPECT_EQ(y[i], far.data<float>()[i]);
-  const Tensor ones = Tensor::Empty({6}, DType::kFloat32, kTestDevice);
-  ones.Fill(1);
-  ASSERT_TRUE(tape.Backward(std::vector<Variable>{gelu}, {ones}).ok());
-  for (float g : x.grad().ToVector<float>()) EXPECT_TRUE(std::isfinite(g));
-
-  const Variable gate_up = Leaf(Tensor::FromVector<float>({-1e4f, -90, 90, 2, 2, 2}, {6}));
-  const Variable swiglu = SwiGlu(tape, gate_up);
-  EXPECT_EQ(swiglu.value().ToVector<float>()[2], 180);
-  ASSERT_TRUE(tape.Backward(std::vector<Variable>{swiglu}, {ones.Slice(0, 0, 3)}).ok());
-  for (float g : gate_up.grad().ToVector<float>()) EXPECT_TRUE(std::isfinite(g));
-}
-
-TEST(Activations, FloatAgreesWithDouble) {
-  // The error is a few ulp of exp, multiplied at most by its argument, which is below 20 here.
-  ExpectFloatAgrees(
-      {RandomTensor({3000}, 1, 3)},
-      [](Tape& tape, const std::vector<Variable>& in) { return Gelu(tape, in[0]); }, 30 * kEps32);
-  ExpectFloatAgrees(
-      {RandomTensor({3, 2000}, 1, 3)},
-      [](Tape& tape, const std::vector<Variable>& in) { return SwiGlu(tape, in[0]); }, 30 * kEps32);
 }
 
 // --- embedding, add -----------------------------------------------------------------------------

@@ -59,7 +59,8 @@ struct HuggingFaceFamily {
   // Rates of dropout, which are written and not read: a fine-tuning run has its own.
   std::vector<std::pair<const char*, double ModelConfig::*>> rates = {};
   bool layers_differ = false;  // layer_types may name both kinds of attention
-  // Reads the window, and which layers do not have it if layer_types is missing. Null: none has it.
+  // Reads the window, and if layer_types is missing, which layers do not have it. Null: no layer
+  // has a window.
   void (*read_window)(Fields& fields, HuggingFaceConfig* config) = nullptr;
   // Writes fields in addition to properties, sliding_window and layer_types. May be null.
   void (*write_more)(const HuggingFaceConfig& config, nlohmann::ordered_json* json) = nullptr;
@@ -82,6 +83,8 @@ HuggingFaceFamily Phi3Family();
 HuggingFaceFamily Qwen2Family();
 HuggingFaceFamily Qwen3Family();
 HuggingFaceFamily Olmo2Family();
+HuggingFaceFamily Gemma2Family();
+HuggingFaceFamily Gemma3Family();
 HuggingFaceFamily Gpt2Family();
 
 // Llama without biases: what most families begin with. It has no type.

@@ -9,15 +9,17 @@
 namespace burst {
 namespace {
 
-// Reads Qwen's window, which is for the layers from max_window_layers on, if it is used at all.
+// Reads Qwen's window, if it is used at all. Without layer_types it is for the layers from
+// max_window_layers on.
 void ReadQwenWindow(Fields& fields, HuggingFaceConfig* config) {
   const bool used = fields.Bool("use_sliding_window", false);
   const int64_t window = ReadWindow(fields, 4096);
   const int64_t first = fields.Whole("max_window_layers", 28);
   if (!fields.status().ok() || !used) return;
+  config->window = window;
+  if (fields.Has("layer_types")) return;
   std::vector<int64_t> full(std::min(first, config->model.layers));
   std::iota(full.begin(), full.end(), 0);
-  config->window = window;
   SetFullLayers(std::move(full), config);
 }
 
