@@ -58,15 +58,15 @@ TEST(HtmlReport, ComparesRuns) {
             absl::OkStatus());
   RunRecord a = *ReadRun(folder), b = *ReadRun(MakeRun("b", 9, "0.25"));
   b.name = "b & <b>";
+  b.rows[1].val_loss = 1.375;
   const std::string page = HtmlReport({a, b});
-  // run, steps, tokens, last loss, best validation, of the average, median speed, MFU, memory,
-  // time, skipped
-  EXPECT_THAT(
-      page,
-      HasSubstr(
-          "<tr><td>a</td><td>3</td><td>3,000</td><td>2.0000</td>"
-          "<td>1.2500</td><td>1.1250</td><td>200</td><td>40.0 %</td><td>25.0 %</td><td>1.5 MiB</td>"
-          "<td>1:05</td><td>1</td></tr>"));
+  // run, steps, tokens, last loss, best validation, the first step at a's last validation loss, of
+  // the average, median speed, MFU, exposed, memory, time, skipped
+  EXPECT_THAT(page, HasSubstr("<th>best validation</th><th>first step at 1.2500</th>"));
+  EXPECT_THAT(page, HasSubstr("<tr><td>a</td><td>3</td><td>3,000</td><td>2.0000</td>"
+                              "<td>1.2500</td><td>2</td><td>1.1250</td><td>200</td>"
+                              "<td>40.0 %</td><td>25.0 %</td><td>1.5 MiB</td>"
+                              "<td>1:05</td><td>1</td></tr>"));
   // b has no facts.
   EXPECT_THAT(
       page, HasSubstr("<td>200</td><td>-</td><td>25.0 %</td><td>-</td><td>-</td><td>1</td></tr>"));
@@ -74,7 +74,8 @@ TEST(HtmlReport, ComparesRuns) {
   EXPECT_THAT(page, HasSubstr("<h3>a</h3>\n<pre>once &lt;b&gt;\nupon</pre>"));
   EXPECT_THAT(page, HasSubstr(">MFU</text>"));
   EXPECT_THAT(page, Not(HasSubstr("Pipeline bubble")));
-  EXPECT_THAT(page, HasSubstr("<td>b &amp; &lt;b&gt;</td><td>3</td><td>3,000</td><td>3.0000</td>"));
+  EXPECT_THAT(page, HasSubstr("<td>b &amp; &lt;b&gt;</td><td>3</td><td>3,000</td><td>3.0000</td>"
+                              "<td>1.3750</td><td>-</td>"));
   const size_t differ = page.find("Options that differ"), equal = page.find("<details>");
   EXPECT_LT(differ, page.find("<td>--lr</td><td>0.5</td><td>0.25</td>"));
   EXPECT_LT(page.find("--lr"), equal);

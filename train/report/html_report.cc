@@ -132,44 +132,85 @@ std::string Row(const std::vector<std::string>& cells, const char* tag) {
   return row + "</tr>\n";
 }
 
-std::string FiguresTable(const std::vector<RunRecord>& runs) {
-  std::string table =
-      "<table>\n" + Row({"run", "steps", "tokens", "last loss", "best validation", "of the average",
-                         "tokens/s, median", "MFU", "exposed communication", "peak memory, rank 0",
-                         "time", "skipped steps"},
-                        "th");
-  for (const RunRecord& run : runs) {
-    std::optional<double> best, best_average;
-    std::vector<double> speeds, exposed;
-    int64_t skipped = 0;
-    for (const StepMetrics& row : run.rows) {
-      for (const auto& [loss, least] :
-           {std::pair(row.val_loss, &best), {row.val_loss_ema, &best_average}}) {
-        if (loss.has_value()) *least = std::min(least->value_or(HUGE_VAL), *loss);
-      }
-      if (std::isfinite(row.tokens_per_second)) speeds.push_back(row.tokens_per_second);
-      const std::optional<double> percent = ExposedPercent(row);
-      if (percent.has_value() && std::isfinite(*percent)) exposed.push_back(*percent);
-      skipped += row.skipped ? 1 : 0;
-    }
-    const StepMetrics& last = run.rows.back();
-    const double speed = speeds.empty() ? std::nan("") : Median(speeds);
-    const std::optional<double> mfu = speeds.empty() ? std::nullopt : Mfu(run, speed);
-    const RunFacts& facts = run.facts;
-    table += Row(
-        {run.name, Thousands(last.step), Thousands(last.tokens), absl::StrFormat("%.4f", last.loss),
-         best.has_value() ? absl::StrFormat("%.4f", *best) : "-",
-         best_average.has_value() ? absl::StrFormat("%.4f", *best_average) : "-",
-         speeds.empty() ? "-" : Thousands(std::llround(speed)),
-         mfu.has_value() ? absl::StrFormat("%.1f %%", *mfu) : "-",
-         exposed.empty() ? "-" : absl::StrFormat("%.1f %%", Median(exposed)),
-         facts.peak_bytes > 0
-             ? absl::StrFormat("%.1f MiB", static_cast<double>(facts.peak_bytes) / (1 << 20))
-             : "-",
-         facts.seconds > 0 ? ShortDuration(facts.seconds) : "-", Thousands(skipped)},
-        "td");
+// Returns the loss of a run's last validation; none if it has none.
+std::optional<double> LastValidation(const RunRecord& run) {
+  std::optional<double> last;
+  for (const StepMetrics& row : run.rows) {
+    if (row.val_loss.has_value() && std::isfinite(*row.val_loss)) last = row.val_loss;
   }
-  return table + "</table>\n";
+  return last;
+}
+
+std::string Shown(const std::optional<double>& value, const absl::FormatSpec<double>& format) {
+  return value.has_value() ? absl::StrFormat(format, *value) : "-";
+}
+
+std::optional<double> MedianOf(const std::vector<double>& values) {
+  if (values.empty()) return std::nullopt;
+  return Median(values);
+}
+
+// Returns a run's figures, with their names. `target`, unless none, is a validation loss that runs
+// are compared by.
+std::vector<std::pair<std::string, std::string>> FiguresOf(const RunRecord& run,
+                                                           const std::optional<double>& target) {
+  std::optional<double> best, best_average;
+  std::vector<double> speeds, exposed;
+  int64_t skipped = 0, reached = 0;
+  for (const StepMetrics& row : run.rows) {
+    for (const auto& [loss, least] :
+         {std::pair(row.val_loss, &best), {row.val_loss_ema, &best_average}}) {
+      if (loss.has_value()) *least = std::min(least->value_or(HUGE_VAL), *loss);
+    }
+    if (reached == 0 && target.has_value() && best.value_or(HUGE_VAL) <= *target) {
+      reached = row.step;
+    }
+    if (std::isfinite(row.tokens_per_second)) speeds.push_back(row.tokens_per_second);
+    const std::optional<double> percent = ExposedPercent(row);
+    if (percent.has_value() && std::isfinite(*percent)) exposed.push_back(*percent);
+    skipped += row.skipped ? 1 : 0;
+  }
+  const StepMetrics& last = run.rows.back();
+  const RunFacts& facts = run.facts;
+  const std::optional<double> speed = MedianOf(speeds);
+  std::vector<std::pair<std::string, std::string>> figures = {
+      {"run", run.name},
+      {"steps", Thousands(last.step)},
+      {"tokens", Thousands(last.tokens)},
+      {"last loss", absl::StrFormat("%.4f", last.loss)},
+      {"best validation", Shown(best, "%.4f")},
+      {"of the average", Shown(best_average, "%.4f")},
+      {"tokens/s, median", speed.has_value() ? Thousands(std::llround(*speed)) : "-"},
+      {"MFU", Shown(speed.has_value() ? Mfu(run, *speed) : std::nullopt, "%.1f %%")},
+      {"exposed communication", Shown(MedianOf(exposed), "%.1f %%")},
+      {"peak memory, rank 0",
+       facts.peak_bytes > 0
+           ? absl::StrFormat("%.1f MiB", static_cast<double>(facts.peak_bytes) / (1 << 20))
+           : "-"},
+      {"time", facts.seconds > 0 ? ShortDuration(facts.seconds) : "-"},
+      {"skipped steps", Thousands(skipped)}};
+  if (target.has_value()) {
+    figures.insert(figures.begin() + 5, {absl::StrFormat("first step at %.4f", *target),
+                                         reached > 0 ? Thousands(reached) : "-"});
+  }
+  return figures;
+}
+
+// Several runs are compared by the step at which they have the last validation loss of the first.
+std::string FiguresTable(const std::vector<RunRecord>& runs) {
+  const std::optional<double> target =
+      runs.size() > 1 ? LastValidation(runs[0]) : std::optional<double>();
+  std::string head, rows;
+  for (const RunRecord& run : runs) {
+    std::vector<std::string> names, values;
+    for (auto& [name, value] : FiguresOf(run, target)) {
+      names.push_back(name);
+      values.push_back(value);
+    }
+    head = Row(names, "th");
+    rows += Row(values, "td");
+  }
+  return "<table>\n" + head + rows + "</table>\n";
 }
 
 // Returns the planned costs of steps, with the medians of the measured ones; "" without a plan.
