@@ -66,8 +66,8 @@ typedef enum burst_device { BURST_CPU = 0, BURST_CUDA = 1 } burst_device;
 typedef enum burst_dtype {
   BURST_FLOAT32 = 0,
   BURST_FLOAT64 = 1,
-  BURST_BFLOAT16 = 2, /* on GPUs */
-  BURST_FLOAT16 = 3   /* on GPUs */
+  BURST_BFLOAT16 = 2,
+  BURST_FLOAT16 = 3
 } burst_dtype;
 
 typedef struct burst_context burst_context;

@@ -106,8 +106,10 @@ void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks) {
     BURST_GPU_KERNEL(FlashMerge, parts, out, sinks);
     return;
   }
-  out.dtype() == DType::kFloat64 ? MergeParts<double>(parts, out, sinks)
-                                 : MergeParts<float>(parts, out, sinks);
+  if (out.dtype() == DType::kFloat64) return MergeParts<double>(parts, out, sinks);
+  const Tensor sum = Is16Bit(out.dtype()) ? Tensor::Empty(out.shape(), parts.dtype()) : out;
+  MergeParts<float>(parts, sum, sinks);
+  if (Is16Bit(out.dtype())) out.CopyFrom(sum.To(out.dtype()));
 }
 
 }  // namespace burst

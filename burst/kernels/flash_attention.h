@@ -85,7 +85,7 @@ struct FlashAttentionShape {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   double softmax_scale = 0;
-  // The dtype of q, k, v and dout: float32 or float64; on a GPU also bfloat16 or float16.
+  // The dtype of q, k, v and dout: float32, float64, bfloat16 or float16.
   DType dtype = DType::kFloat32;
   KeyRanges visible;         // arrays on the device of the kernel
   KeyBlocks blocks = {};     // arrays on the device of the kernel; without `visible`
@@ -161,7 +161,7 @@ struct FlashBackwardParams {
   // query heads first_dq, dK and dV of the KV heads first_dkv.
   HeadRange first_dq = {}, first_dkv = {};
   // For 16-bit inputs: the KV heads for which this call is the last of several. It writes their
-  // complete sums to dk_out and dv_out, like k and of shape.dtype, and only reads dk and dv.
+  // complete sums to dk_out and dv_out, like k and of shape.dtype. Then dk and dv may be anything.
   HeadRange last_dkv = {};
   AttentionOperand dk_out = {}, dv_out = {};
 };
@@ -192,8 +192,9 @@ class AttentionKernels {
 
 // Returns the kernels of a device.
 //
-// CPU: float32 and float64, parallel over the caller's thread pool, with the same bits for any
-// number of threads. Scratch memory is one or two MiB a thread, for any batch, heads and lengths.
+// CPU: parallel over the caller's thread pool, with the same bits for any number of threads. It
+// computes 16-bit tensors in float32 and rounds only results. Scratch memory is one or two MiB a
+// thread, for any batch, heads and lengths, and assigned 16-bit gradients in float32.
 // GPU: see docs/kernels.md.
 const AttentionKernels& KernelsOf(DeviceType device);
 

@@ -1,6 +1,5 @@
 #include "burst/tensor/tensor.h"
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include "burst/base/parallel.h"
 #include "burst/device/device.h"
 #include "burst/tensor/gpu_kernel.h"
+#include "burst/tensor/number.h"
 #include "burst/tensor/tensor_cuda.h"
 
 namespace burst {
@@ -57,30 +57,16 @@ auto Dispatch(DType dtype, Function&& function) {
   return DispatchFloat(dtype, function);
 }
 
-// Rounds to nearest, ties to even. NaN stays NaN.
-BFloat16 ToBFloat16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffff) > 0x7f800000) return {static_cast<uint16_t>(bits >> 16 | 0x40)};
-  return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
-}
-
 // Converts a number. A double is rounded to float first, because 16-bit types hold results that
 // were floats.
 template <typename To, typename From>
 To Convert(From value) {
-  namespace half_impl = Eigen::half_impl;
-  if constexpr (std::is_same_v<From, Float16>) {
-    return Convert<To>(half_impl::half_to_float(half_impl::raw_uint16_to_half(value.bits)));
-  } else if constexpr (std::is_same_v<To, Float16>) {
-    return {half_impl::float_to_half_rtne(Convert<float>(value)).x};
-  } else if constexpr (std::is_same_v<From, BFloat16>) {
-    const uint32_t bits = uint32_t{value.bits} << 16;
-    float result;
-    std::memcpy(&result, &bits, sizeof(result));
-    return Convert<To>(result);
-  } else if constexpr (std::is_same_v<To, BFloat16>) {
-    return ToBFloat16(static_cast<float>(value));
+  if constexpr (std::is_same_v<From, BFloat16> || std::is_same_v<From, Float16>) {
+    return Convert<To>(ToFloat(value));
+  } else if constexpr (std::is_same_v<To, BFloat16> || std::is_same_v<To, Float16>) {
+    To result;
+    Round(static_cast<float>(value), &result);
+    return result;
   } else {
     return static_cast<To>(value);
   }

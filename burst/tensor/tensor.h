@@ -26,7 +26,7 @@ namespace burst {
 enum class DType { kFloat32, kFloat64, kInt32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
 
 // BFloat16 is the upper half of a float, Float16 is IEEE 754's binary16. The CPU converts to and
-// from them (Tensor::To) and computes in the other types.
+// from them (Tensor::To, number.h) and computes in the other types.
 struct BFloat16 {
   uint16_t bits = 0;
 };

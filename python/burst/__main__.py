@@ -100,7 +100,7 @@ def main() -> int:
     for name, value in _versions():
         say("%-13s %s" % (name, value))
     failed = False
-    for dtype in [torch.float64, torch.float32] + [torch.bfloat16] * (device.type == "cuda"):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
         worst, cases = _errors(device, dtype, group)
         if group is not None:
             every = torch.tensor([worst], dtype=torch.float64, device=device)

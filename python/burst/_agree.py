@@ -27,7 +27,7 @@ def check_tensors(q, k, v, cross):
                 q.layout is k.layout is v.layout is torch.strided):
             (batch, tokens, heads, head_dim), (kv_batch, keys, kv_heads, kv_dim) = q.shape, k.shape
             if (kv_batch == batch and (cross or keys == tokens) and kv_dim == head_dim and kv_heads > 0 and
-                    heads % kv_heads == 0 and (q.dtype not in OF_16_BITS or q.is_cuda)):
+                    heads % kv_heads == 0):
                 return
     except RuntimeError:  # a nested tensor has no shape
         pass
@@ -50,9 +50,8 @@ def _check_tensor(name, tensor):
     if tensor.dim() != 4:
         raise ValueError("%s: must be [batch, tokens, heads, head_dim] or [tokens, heads, head_dim]; got the "
                          "shape %s" % (name, list(tensor.shape)))
-    if tensor.dtype not in DTYPES or (tensor.dtype in OF_16_BITS and tensor.device.type == "cpu"):
-        raise ValueError("%s: must be float32, float64 or, on GPUs, bfloat16 or float16; got %s on %s" %
-                         (name, tensor.dtype, tensor.device))
+    if tensor.dtype not in DTYPES:
+        raise ValueError("%s: must be float32, float64, bfloat16 or float16; got %s" % (name, tensor.dtype))
 
 
 def _check_fit(q, k, v, cross):

@@ -264,10 +264,10 @@ TEST(BurstAttentionTest, OverNccl) {
     }
   }
 }
+#endif
 
 // Tests bfloat16 and float16 on a ring. Partial results and gradients in transit are float32. So
-// the errors of a naive computation in that dtype bound the errors, as in
-// flash_attention_16bit_test.
+// the errors of a naive computation in that dtype bound the errors, as in no_worse.h.
 void CheckOf16Bits(DType dtype) {
   const double rounding = dtype == DType::kFloat16 ? 0x1p-12 : 0x1p-9;
   const int64_t batch = 2, seqlen = 150, heads = 4, kv_heads = 2, head_dim = 64;
@@ -362,7 +362,6 @@ TEST(BurstAttentionTest, FewQueriesSeeTheLastBlock) {
     no_worse(actual.dv, naive.dv, expected.dv);
   }
 }
-#endif
 
 TEST(BurstAttentionTest, ErrorsAreClear) {
   const auto attention = *BurstAttention::Create({}, nullptr);

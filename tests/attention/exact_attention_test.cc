@@ -89,9 +89,7 @@ TEST_P(ExactAttentionTest, IsAttentionInDouble) {
 
 // Some cases have more ranks than chunks.
 TEST_P(ExactAttentionTest, HasTheSameBitsOnAnyRanks) {
-  std::vector<DType> dtypes = {DType::kFloat32};
-  if (kTestDevice == DeviceType::kCuda) dtypes = {DType::kFloat32, DType::kBFloat16};
-  for (const DType dtype : dtypes) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const int64_t head_dim = kTestDevice == DeviceType::kCuda ? 64 : 20;
     const Inputs inputs = InputsOf(kBatch, head_dim, dtype, 2);
     const IntervalMask mask = TwoRows(GetParam(), kSeqlen);

@@ -480,7 +480,6 @@ TEST(CheckTest, SaysWhatIsNotServed) {
   EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kBf16, 20).ok());
   EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kBf16, 264).ok());
   EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kFloat, 257).ok());
-  EXPECT_FALSE(KernelsOf(DeviceType::kCpu).Check(DeviceType::kCpu, kBf16, 64).ok());
 }
 
 }  // namespace

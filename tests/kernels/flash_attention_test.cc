@@ -106,7 +106,8 @@ TEST(TiledKernelsTest, SayWhatGpusHave) {
   for (int64_t tile_keys : {1, 1 << 30}) {
     const AttentionKernels& kernels = TiledKernels(tile_keys);
     EXPECT_TRUE(kernels.Check(DeviceType::kCpu, DType::kFloat32, 64).ok());
-    EXPECT_FALSE(kernels.Check(DeviceType::kCpu, DType::kBFloat16, 64).ok());
+    EXPECT_TRUE(kernels.Check(DeviceType::kCpu, DType::kBFloat16, 64).ok());
+    EXPECT_FALSE(kernels.Check(DeviceType::kCpu, DType::kFloat8E4M3, 64).ok());
     const absl::Status gpu = kernels.Check(DeviceType::kCuda, DType::kFloat32, 64);
     EXPECT_EQ(gpu.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_NE(gpu.message().find("128, 176 or 192 keys on Hopper"), std::string::npos) << gpu;

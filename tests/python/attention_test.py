@@ -163,6 +163,31 @@ def packed_and_float32(rank, group):
     compare(problem, group, layout, dtype=torch.float32, tolerance=TOLERANCE * 2**29)
 
 
+def of_16_bits(rank, group):
+    """Tensors of 16 bits are computed in float32, and each result is rounded once."""
+    for dtype, rounding in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):
+        for arguments in (dict(), dict(strategy="ring", layout="striped")):
+            for mask in MASKS:
+                problem = Problem(2, 29, 4, 2, 8, **mask)
+                problem.inputs = [x.to(dtype).double() for x in problem.inputs]
+                problem.dout, problem.dlse = problem.dout.to(dtype).double(), problem.dlse.to(dtype).double()
+                have = problem.on_rank(group, dtype=dtype, **arguments)
+                for x, y in zip(have, problem.on_rank(group, dtype=dtype, **arguments)):
+                    assert torch.equal(x, y), "two runs differ"
+                # The backward reads the rounded out. Its rounding, times dout, acts like a part of -dlse.
+                layout = arguments.get("layout", "zigzag")
+                out = burst.unshard(have[0].double(), 1, group, layout)
+                problem.dlse -= ((out - problem.expected()[0]) * problem.dout).sum(3).transpose(1, 2)
+                for name, x, whole in zip(("out", "lse", "dq", "dk", "dv"), have, problem.expected()):
+                    want = burst.shard(whole, 2 if name == "lse" else 1, group, layout)
+                    assert x.dtype is (torch.float32 if name == "lse" else dtype)
+                    if not want.numel() or name == "lse" and want.isinf().any():
+                        continue
+                    allowed = (0 if name == "lse" else rounding) * want.abs() + 1e-5 * whole.abs().max()
+                    error = (x.double() - want).abs()
+                    assert (error <= allowed).all(), (name, dtype, mask, arguments, error.max())
+
+
 def padding_of_nan(rank, group):
     """NaN in the last document, which is padding, changes no bit of other tokens' results."""
     tensors = [normal(name, 41, heads, 16) for name, heads in (("q", 4), ("k", 2), ("v", 2), ("o", 4))]
@@ -364,6 +389,11 @@ class AttentionTest(unittest.TestCase):
 
     def test_packed_and_float32(self):
         run_ranks(2, packed_and_float32)
+
+    def test_16_bits(self):
+        for size in (1, 2, 4):
+            with self.subTest(size=size):
+                run_ranks(size, of_16_bits)
 
     def test_padding_of_nan(self):
         for size in (1, 2):

@@ -43,7 +43,7 @@ def wrong_arguments(rank, group):
     says("k: must have the batch, tokens", k=k[..., :4])
     says("v: must have the 2 heads of k; got 1", v=v[:, :, :1])
     says("k: must have a number of heads that divides q's 3; got 2", q=q[:, :, :3])
-    says("q: must be float32, float64 or, on GPUs, bfloat16 or float16; got torch.float16 on cpu", q=q.half())
+    says("q: must be float32, float64, bfloat16 or float16; got torch.int32", q=q.int())
     says("k: must have q's dtype, torch.float64; got torch.float32", k=k.float())
     says("q: must be [batch, tokens, heads, head_dim] or", q=q[..., 0, 0])
     says("k: must be a torch.Tensor; got a list", error=TypeError, k=[1])

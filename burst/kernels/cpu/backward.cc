@@ -11,6 +11,7 @@
 #include <limits>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "burst/base/check.h"
@@ -58,8 +59,10 @@ void SoftmaxBackwardRow(int64_t columns, int64_t first, int64_t last, T lse, T d
   }
 }
 
-template <typename T>
+template <typename Element>
 class BackwardTask {
+  using T = Computed<Element>;
+
  public:
   BackwardTask(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs)
       : params_(params),
@@ -114,8 +117,9 @@ class BackwardTask {
         continue;
       }
       if (!here) {
-        CopyTile(Head<T>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
-        CopyTile(Head<T>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout, stride_);
+        CopyTile(Head<Element>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
+        CopyTile(Head<Element>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout,
+                 stride_);
         tiles.finite =
             AllFinite(tiles.q, stride_, rows, d_) && AllFinite(tiles.dout, stride_, rows, d_);
         here = true;
@@ -172,7 +176,7 @@ class BackwardTask {
   // Copies a tile of keys and values and clears its gradients. Returns whether all keys are finite.
   bool LoadKeys(int64_t b, int64_t kv_head, Range keys, const Tiles& tiles) const {
     const int64_t num_keys = keys.end - keys.begin;
-    const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
+    const Head<Element> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
     CopyTile(k, keys.begin, num_keys, d_, static_cast<T>(shape_.softmax_scale), tiles.k, stride_);
     CopyTileTransposed(k, keys.begin, num_keys, d_, static_cast<T>(shape_.softmax_scale * kLog2E),
                        tiles.k_transposed, score_stride_);
@@ -279,19 +283,35 @@ class BackwardTask {
   const int64_t score_stride_;
 };
 
-// operand [batch, length, heads, head_dim] = 0
-template <typename T>
-void Clear(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
-           const AttentionOperand& operand) {
+// Calls row(b, i, h) for every row of some heads of [batch, length, heads, head_dim].
+template <typename Row>
+void ForEachRow(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
+                const Row& row) {
   if (heads.empty()) return;
   constexpr int64_t kGrain = 256;  // the fewest rows of a thread
   ParallelFor(shape.batch * length, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
-      for (int64_t h = heads.begin; h < heads.end; ++h) {
-        T* row = Head<T>(operand, index / length, h).row(index % length);
-        std::fill_n(row, shape.head_dim, T{0});
-      }
+      for (int64_t h = heads.begin; h < heads.end; ++h) row(index / length, index % length, h);
     }
+  });
+}
+
+// operand = 0, of some heads.
+template <typename T>
+void Clear(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
+           const AttentionOperand& operand) {
+  ForEachRow(shape, length, heads, [&](int64_t b, int64_t i, int64_t h) {
+    std::fill_n(Head<T>(operand, b, h).row(i), shape.head_dim, T{0});
+  });
+}
+
+// to = from, rounded, of some heads.
+template <typename Element>
+void RoundRows(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
+               const AttentionOperand& from, const AttentionOperand& to) {
+  using T = Computed<Element>;
+  ForEachRow(shape, length, heads, [&](int64_t b, int64_t i, int64_t h) {
+    ScaleRow(shape.head_dim, T{1}, Head<T>(from, b, h).row(i), Head<Element>(to, b, h).row(i));
   });
 }
 
@@ -310,11 +330,11 @@ ChunkOf ChunkOfStep(const FlashAttentionShape& shape, int64_t kv_head, int64_t s
 // KV heads that several threads share. A free thread takes the next span of the next chunk and
 // computes. Before it adds to dK and dV, it waits for the chunks before. Before it adds to dQ, it
 // waits for the spans before. A thread waits only for work taken earlier, which is rare.
-template <typename T>
+template <typename Element>
 class SharedHeads {
  public:
   // Shares the heads [first, last) of batch * num_kv_heads.
-  SharedHeads(const BackwardTask<T>& task, const FlashAttentionShape& shape, int64_t first,
+  SharedHeads(const BackwardTask<Element>& task, const FlashAttentionShape& shape, int64_t first,
               int64_t last)
       : task_(task),
         shape_(shape),
@@ -387,7 +407,7 @@ class SharedHeads {
     while (added.load(std::memory_order_acquire) != before) std::this_thread::yield();
   }
 
-  const BackwardTask<T>& task_;
+  const BackwardTask<Element>& task_;
   const FlashAttentionShape& shape_;
   const int64_t last_, steps_;
   std::mutex mutex_;  // guards these fields:
@@ -403,15 +423,15 @@ class SharedHeads {
 // KV heads are independent, so a thread takes one with all of its query heads. If the heads do not
 // divide evenly among the threads, the threads share the remaining heads (all of them, if there are
 // few).
-template <typename T>
-void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
+template <typename Element>
+void AddGradients(const FlashBackwardParams& params, int64_t tile_keys,
+                  std::atomic<int64_t>* pairs) {
+  using T = Computed<Element>;
   const FlashAttentionShape& shape = params.shape;
-  const HeadRange first_dq = params.assign ? HeadRange{0, shape.num_heads} : params.first_dq;
-  const HeadRange first_dkv = params.assign ? HeadRange{0, shape.num_kv_heads} : params.first_dkv;
-  Clear<T>(shape, shape.q_len, first_dq, params.dq);
-  Clear<T>(shape, shape.k_len, first_dkv, params.dk);
-  Clear<T>(shape, shape.k_len, first_dkv, params.dv);
-  const BackwardTask<T> task(params, tile_keys, pairs);
+  Clear<T>(shape, shape.q_len, params.first_dq, params.dq);
+  Clear<T>(shape, shape.k_len, params.first_dkv, params.dk);
+  Clear<T>(shape, shape.k_len, params.first_dkv, params.dv);
+  const BackwardTask<Element> task(params, tile_keys, pairs);
   const int64_t steps =
       (shape.q_len + kChunk - 1) / kChunk * (shape.num_heads / shape.num_kv_heads);
   const int64_t heads = shape.batch * shape.num_kv_heads;
@@ -425,8 +445,37 @@ void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomi
     }
   });
   if (whole == heads) return;
-  SharedHeads<T> shared(task, shape, whole, heads);
+  SharedHeads<Element> shared(task, shape, whole, heads);
   ParallelTasks(threads, [&](int64_t) { shared.Work(); });
+}
+
+// Assigned gradients of 16 bits are added up in float32 first.
+template <typename Element>
+void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
+  using T = Computed<Element>;
+  const FlashAttentionShape& shape = params.shape;
+  const HeadRange heads = {0, shape.num_heads}, kv_heads = {0, shape.num_kv_heads};
+  FlashBackwardParams own = params;
+  if (params.assign) own.first_dq = heads, own.first_dkv = kv_heads;
+  if constexpr (std::is_same_v<Element, T>) {
+    AddGradients<Element>(own, tile_keys, pairs);
+  } else {
+    Tensor sums[3];
+    if (params.assign) {
+      const auto sum = [&](Tensor* tensor, int64_t length, int64_t heads) {
+        *tensor = Tensor::Empty({shape.batch, length, heads, shape.head_dim}, DTypeOf<T>::value);
+        return Operand(*tensor);
+      };
+      own.dq = sum(&sums[0], shape.q_len, shape.num_heads);
+      own.dk = sum(&sums[1], shape.k_len, shape.num_kv_heads);
+      own.dv = sum(&sums[2], shape.k_len, shape.num_kv_heads);
+    }
+    AddGradients<Element>(own, tile_keys, pairs);
+    if (params.assign) RoundRows<Element>(shape, shape.q_len, heads, own.dq, params.dq);
+    const HeadRange last = params.assign ? kv_heads : params.last_dkv;
+    RoundRows<Element>(shape, shape.k_len, last, own.dk, params.assign ? params.dk : params.dk_out);
+    RoundRows<Element>(shape, shape.k_len, last, own.dv, params.assign ? params.dv : params.dv_out);
+  }
 }
 
 }  // namespace
@@ -434,9 +483,10 @@ void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomi
 void Backward(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
-  BURST_CHECK(params.last_dkv.empty()) << "sums are of the inputs' dtype, nothing is converted";
-  DispatchFloat(params.shape.dtype,
-                [&](auto zero) { BackwardOf<decltype(zero)>(params, tile_keys, pairs); });
+  BURST_CHECK(params.last_dkv.empty() || (Is16Bit(params.shape.dtype) && !params.assign))
+      << "sums are of the inputs' dtype, or a single call has no last one";
+  DispatchElement(params.shape.dtype,
+                  [&](auto zero) { BackwardOf<decltype(zero)>(params, tile_keys, pairs); });
 }
 
 }  // namespace cpu

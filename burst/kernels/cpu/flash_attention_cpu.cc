@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/kernels/cpu/tile.h"
-#include "burst/kernels/cpu/vector.h"
 
 namespace burst {
 namespace cpu {
@@ -11,20 +10,11 @@ namespace {
 
 constexpr int64_t kGrain = 256;  // the fewest rows of a thread
 
-template <typename T>
-T Dot(int64_t n, const T* a, const T* b) {
-  Vec<T> sums = {};
-  int64_t i = 0;
-  for (; i + kLanes<T> <= n; i += kLanes<T>) sums += Load(a + i) * Load(b + i);
-  T sum = HorizontalSum<T>(sums);
-  for (; i < n; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 // delta = rowsum(dO * O) - dlse
-template <typename T>
+template <typename Element>
 void DeltaOf(const FlashDeltaParams& params) {
   const FlashAttentionShape& shape = params.shape;
+  using T = Computed<Element>;
   const T* dlse = static_cast<const T*>(params.dlse);
   T* delta = static_cast<T*>(params.delta);
   ParallelFor(shape.batch * shape.num_heads * shape.q_len, kGrain, [&](int64_t begin, int64_t end) {
@@ -32,8 +22,8 @@ void DeltaOf(const FlashDeltaParams& params) {
       const int64_t i = index % shape.q_len;
       const int64_t h = index / shape.q_len % shape.num_heads;
       const int64_t b = index / shape.q_len / shape.num_heads;
-      const T* out = Head<T>(params.out, b, h).row(i);
-      const T* dout = Head<T>(params.dout, b, h).row(i);
+      const Element* out = Head<Element>(params.out, b, h).row(i);
+      const Element* dout = Head<Element>(params.dout, b, h).row(i);
       delta[index] = Dot(shape.head_dim, out, dout) - (dlse == nullptr ? T{0} : dlse[index]);
     }
   });
@@ -42,7 +32,7 @@ void DeltaOf(const FlashDeltaParams& params) {
 }  // namespace
 
 void Delta(const FlashDeltaParams& params) {
-  DispatchFloat(params.shape.dtype, [&](auto zero) { DeltaOf<decltype(zero)>(params); });
+  DispatchElement(params.shape.dtype, [&](auto zero) { DeltaOf<decltype(zero)>(params); });
 }
 
 }  // namespace cpu
@@ -52,9 +42,9 @@ absl::Status CpuAttentionKernels::Check(DeviceType device, DType dtype, int64_t 
     return absl::InvalidArgumentError("the CPU's attention kernels serve tensors on the CPU only");
   }
   if (head_dim < 1) return absl::InvalidArgumentError("attention needs a head_dim of 1 or more");
-  if (dtype != DType::kFloat32 && dtype != DType::kFloat64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("attention on the CPU computes in float32 or float64, not ", Name(dtype)));
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && !Is16Bit(dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attention on the CPU needs float32, float64, bfloat16 or float16; got ", Name(dtype)));
   }
   return absl::OkStatus();
 }

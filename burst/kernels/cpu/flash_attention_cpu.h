@@ -1,4 +1,5 @@
-// The CPU's attention kernels: float32 and float64, any head_dim.
+// The CPU's attention kernels: float32, float64, bfloat16 and float16, any head_dim. Elements of 16
+// bits become float32 where a tile is copied into cache. Results are rounded once.
 #pragma once
 
 #include <atomic>

@@ -76,8 +76,10 @@ void UpdateColumns(int64_t keys, T* scores, int64_t stride, T* max, T* sum, T* r
   }
 }
 
-template <typename T>
+template <typename Element>
 class ForwardTask {
+  using T = Computed<Element>;
+
  public:
   ForwardTask(const FlashForwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs)
       : params_(params),
@@ -113,11 +115,11 @@ class ForwardTask {
     std::fill_n(tiles.o, kBlockM * stride_, T{0});
     std::fill_n(tiles.softmax.max, kBlockM, kMinusInfinity<T>);
     std::fill_n(tiles.softmax.sum, kBlockM, T{0});
-    CopyTileTransposed(Head<T>(params_.q, b, h), queries.begin, queries.end - queries.begin, d_,
-                       static_cast<T>(shape_.softmax_scale * kLog2E), tiles.q, kScoreStride);
+    CopyTileTransposed(Head<Element>(params_.q, b, h), queries.begin, queries.end - queries.begin,
+                       d_, static_cast<T>(shape_.softmax_scale * kLog2E), tiles.q, kScoreStride);
 
     const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
-    const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
+    const Head<Element> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
     const auto step = [&](Range keys) {
       mask.ForEachBlock(queries, keys, rows_, [&](Range seeing) {
         // The range grows to whole vectors of the tile.
@@ -140,7 +142,11 @@ class ForwardTask {
         step({j, std::min(j + tile_keys_, all.end)});
       }
     }
-    Finish(tiles, b, h, queries);
+    if (params_.out_dtype == shape_.dtype || !Is16Bit(shape_.dtype)) {
+      Finish<Element>(tiles, b, h, queries);
+    } else {
+      Finish<T>(tiles, b, h, queries);
+    }
     const T* const max = tiles.softmax.max;
     return static_cast<T>(kLn2) * *std::max_element(max, max + (queries.end - queries.begin));
   }
@@ -232,9 +238,12 @@ class ForwardTask {
     }
   }
 
-  // Computes O = O / sum and lse = ln 2 (max + log2 sum), merged with earlier results.
+  // Computes O = O / sum and lse = ln 2 (max + log2 sum), merged with earlier results. Out is the
+  // type of O.
+  template <typename Out>
   void Finish(const Tiles& tiles, int64_t b, int64_t h, Range queries) const {
-    const Head<T> out(params_.out, b, h);
+    const Head<Out> out(params_.out, b, h);
+    const Head<T> before(params_.sum.data != nullptr ? params_.sum : params_.out, b, h);
     T* lse = static_cast<T*>(params_.lse) + (b * shape_.num_heads + h) * shape_.q_len;
     for (int64_t i = queries.begin; i < queries.end; ++i) {
       T max = tiles.softmax.max[i - queries.begin] * static_cast<T>(kLn2),
@@ -243,17 +252,17 @@ class ForwardTask {
         keep = AddSink(static_cast<const T*>(params_.sinks)[h], &max, &sum);
       }
       const T* o = tiles.o + (i - queries.begin) * stride_;
-      T* row = out.row(i);
+      Out* row = out.row(i);
       const bool seen = sum != 0;
       const T row_lse = seen ? max + std::log(sum) : kMinusInfinity<T>;
       const T inverse = seen ? keep / sum : 0;
       if (params_.merge) {
         const MergeWeights<T> weights = Merge(lse[i], row_lse);
         const T weight = inverse * weights.b;
-        for (int64_t c = 0; c < d_; ++c) row[c] = weights.a * row[c] + weight * o[c];
+        AddRows(d_, weights.a, before.row(i), weight, o, row);
         lse[i] = weights.lse;
       } else {
-        for (int64_t c = 0; c < d_; ++c) row[c] = inverse * o[c];
+        ScaleRow(d_, inverse, o, row);
         lse[i] = row_lse;
       }
     }
@@ -272,13 +281,17 @@ class ForwardTask {
 }  // namespace
 
 void Forward(const FlashForwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
-  BURST_CHECK(params.sum.data == nullptr) << Name(params.shape.dtype) << " is merged in place";
+  const DType dtype = params.shape.dtype;
+  BURST_CHECK(params.sum.data == nullptr || Is16Bit(dtype)) << Name(dtype) << " is merged in place";
+  BURST_CHECK(!params.merge || !Is16Bit(dtype) || params.sum.data != nullptr ||
+              params.out_dtype == DType::kFloat32)
+      << "merging needs a float32 sum";
   BURST_CHECK(params.sinks == nullptr || !params.merge) << "sinks are for the first call";
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
-  DispatchFloat(params.shape.dtype, [&](auto zero) {
+  DispatchElement(dtype, [&](auto zero) {
     const ForwardTask<decltype(zero)> task(params, tile_keys, pairs);
-    std::vector<decltype(zero)> largest(task.num_tasks());
+    std::vector<Computed<decltype(zero)>> largest(task.num_tasks());
     ParallelTasks(task.num_tasks(), [&](int64_t index) { largest[index] = task.Run(index); });
     if (params.max_logits == nullptr || largest.empty()) return;
     const int64_t heads = params.shape.batch * params.shape.num_heads;

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 
+#include "burst/kernels/cpu/row.h"
 #include "burst/kernels/cpu/vector.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/tensor/tensor.h"
@@ -61,38 +62,39 @@ inline int64_t TileKeys(const FlashAttentionShape& shape, int64_t asked, int64_t
 }
 
 // One head of an operand: row i is [head_dim].
-template <typename T>
+template <typename Element>
 struct Head {
   Head(const AttentionOperand& operand, int64_t b, int64_t h)
-      : data(static_cast<T*>(operand.data) + b * operand.batch_stride + h * operand.head_stride),
+      : data(static_cast<Element*>(operand.data) + b * operand.batch_stride +
+             h * operand.head_stride),
         stride(operand.seq_stride) {}
-  T* row(int64_t i) const { return data + i * stride; }
+  Element* row(int64_t i) const { return data + i * stride; }
 
-  T* data;
+  Element* data;
   int64_t stride;
 };
 
 // tile[i, c] = factor * head[begin + i, c]; i < rows, c < d, then zeros to whole vectors.
-template <typename T>
-void CopyTile(const Head<T>& head, int64_t begin, int64_t rows, int64_t d, T factor, T* tile,
+template <typename Element, typename T>
+void CopyTile(const Head<Element>& head, int64_t begin, int64_t rows, int64_t d, T factor, T* tile,
               int64_t stride) {
   for (int64_t i = 0; i < rows; ++i) {
-    const T* x = head.row(begin + i);
     T* y = tile + i * stride;
-    for (int64_t c = 0; c < d; ++c) y[c] = factor * x[c];
+    ScaleRow(d, factor, head.row(begin + i), y);
     std::fill(y + d, y + RoundUpToLanes<T>(d), T{0});
   }
 }
 
 // tile[c, i] = factor * head[begin + i, c]; c < d, i < rows, then zeros to whole vectors.
-template <typename T>
-void CopyTileTransposed(const Head<T>& head, int64_t begin, int64_t rows, int64_t d, T factor,
+template <typename Element, typename T>
+void CopyTileTransposed(const Head<Element>& head, int64_t begin, int64_t rows, int64_t d, T factor,
                         T* tile, int64_t stride) {
   constexpr int64_t kBlock = 16;  // rows whose cache lines are read, and written, together
   for (int64_t i0 = 0; i0 < rows; i0 += kBlock) {
     const int64_t i1 = std::min(rows, i0 + kBlock);
     for (int64_t c = 0; c < d; ++c) {
-      for (int64_t i = i0; i < i1; ++i) tile[c * stride + i] = factor * head.row(begin + i)[c];
+      for (int64_t i = i0; i < i1; ++i)
+        tile[c * stride + i] = factor * Read(head.row(begin + i)[c]);
     }
   }
   for (int64_t c = 0; c < d; ++c) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/merge.h"
@@ -162,6 +163,10 @@ class Naive : public AttentionKernels {
   absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override {
     if (device != DeviceType::kCpu) {
       return absl::InvalidArgumentError("attention without tiles is there on the CPU only");
+    }
+    if (Is16Bit(dtype)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "attention without tiles computes in float32 or float64, not ", Name(dtype)));
     }
     return KernelsOf(device).Check(device, dtype, head_dim);
   }
