@@ -104,10 +104,13 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   const int64_t least = heads == 1 ? 2 : 1;
   const int64_t head_dim = cuda ? 8 * draws.Between(1, 9) : 2 * draws.Between(least, 20);
   const int64_t ffn = cuda ? 8 * draws.Between(1, 9) : draws.Between(1, 50);
-  // Every third Llama has the additional fields of Qwen2 and Qwen3.
+  // Every third Llama has the additional fields of Qwen2 and Qwen3, and another third those of
+  // Gemma.
   const std::string more =
-      gpt2 || number % 3 != 0
-          ? ""
+      gpt2 || number % 3 == 2 ? ""
+      : number % 3 == 1
+          ? R"(,"norm_position":"both","unit_offset_norms":true,"gate":"gelu","scaled_embedding":true,)"
+            R"("score_channels":20)"
           : absl::StrCat(",\"qkv_bias\":true,\"qk_norm\":\"head\",\"head_dim\":",
                          head_dim + (cuda ? 8 : 2));
   const int64_t layers = stages == 1 ? draws.Between(1, 2) : draws.Between(2, 4);
