@@ -34,7 +34,7 @@ class Fields {
   bool Bool(const std::string& key, bool absent);
   std::string Text(const std::string& key, const std::string& absent);
   Json Take(const std::string& key);
-  // Takes an object's fields.
+  // Takes an object's fields, or nothing where it is missing.
   std::optional<Fields> Object(const std::string& key);
 
   // Takes a field that may have one of these values only.

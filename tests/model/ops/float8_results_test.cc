@@ -198,8 +198,10 @@ void ExpectAmax(const Variable& x) {
   EXPECT_EQ(x.grad_amax().ToVector<double>()[0], largest);
 }
 
-// Normalizes x and selects up to 64 channels by a product, which shows their float8 numbers.
-void CheckNormalization(int64_t rows, int64_t width, bool layer_norm, double x_scale) {
+// Normalizes x and selects up to 64 channels by a product, which shows their float8 numbers. The
+// weights of an RMSNorm are the stored ones plus `offset`.
+void CheckNormalization(int64_t rows, int64_t width, bool layer_norm, double x_scale,
+                        double offset = 0) {
   SCOPED_TRACE(testing::Message() << rows << " x " << width << (layer_norm ? " layer" : " rms"));
   const Tensor x_host = RandomTensor({rows, width}, 1, x_scale).To(DType::kBFloat16);
   const Tensor w_host = RandomTensor({width}, 2).To(DType::kBFloat16);
@@ -214,14 +216,16 @@ void CheckNormalization(int64_t rows, int64_t width, bool layer_norm, double x_s
   const Variable linear(OnGpu(selection, {out, width}),
                         Tensor::Zeros({out, width}, DType::kFloat32).To(DeviceType::kCuda));
   Tape tape;
-  const Variable normalized = layer_norm ? LayerNorm(tape, x, w, b, 1e-5, LinearPrecision::kFloat8)
-                                         : RmsNorm(tape, x, w, 1e-5, LinearPrecision::kFloat8);
+  const Variable normalized = layer_norm
+                                  ? LayerNorm(tape, x, w, b, 1e-5, LinearPrecision::kFloat8)
+                                  : RmsNorm(tape, x, w, 1e-5, LinearPrecision::kFloat8, offset);
   const Variable y =
       Linear(tape, normalized, linear, {}, {}, nullptr, ResultUse::kRead, LinearPrecision::kFloat8);
   ASSERT_TRUE(tape.Backward(std::vector<Variable>{y}, {dy_host.To(DeviceType::kCuda)}).ok());
 
-  const Values xv = x_host.ToVector<double>(), wv = w_host.ToVector<double>(),
-               bv = b_host.ToVector<double>();
+  const Values xv = x_host.ToVector<double>(), bv = b_host.ToVector<double>();
+  Values wv = w_host.ToVector<double>();
+  for (double& weight : wv) weight = static_cast<float>(offset + weight);
   const double n = static_cast<double>(width);
   const double scale = ScaleFor(kE4M3, std::sqrt(n) * Largest(wv) + Largest(bv));
   EXPECT_EQ(normalized.scale().ToVector<double>()[0], scale);
@@ -265,6 +269,8 @@ TEST(NormalizationFloat8, RoundsByTheBoundOfItsWeights) {
     CheckNormalization(5, 1040, layer_norm, 1e-3);
     CheckNormalization(3, 17424, layer_norm, 1);  // rows that no block keeps in registers
   }
+  CheckNormalization(64, 128, /*layer_norm=*/false, 1, /*offset=*/1);
+  CheckNormalization(3, 17424, /*layer_norm=*/false, 1, /*offset=*/1);
 }
 
 // The gradients of a normalization and of RoPE come with their largest magnitudes, until something
