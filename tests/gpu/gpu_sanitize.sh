@@ -24,6 +24,7 @@ gpus=$(nvidia-smi --list-gpus | wc -l)
 # Columns: tools (m, r or both), program, filter. They reach every kernel at the smallest sizes.
 rows=$(cat <<'END'
 mr tensor_copy_cuda_test *
+mr activations_cuda_test *
 mr ops_cuda_test *-*Statistics*:*SameBits*:*Independent*:*DeathTest*
 mr dense_ops_cuda_test *
 mr matmul_cuda_test *-*SameBits*
