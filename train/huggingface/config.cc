@@ -143,6 +143,12 @@ absl::Status ReadLayerTypes(Fields& fields, bool may_differ, HuggingFaceConfig* 
   return fields.status();
 }
 
+absl::Status CheckModel(const ModelConfig& model) {
+  const absl::Status valid = model.Validate();
+  if (valid.ok()) return valid;
+  return absl::InvalidArgumentError(absl::StrCat("config.json: ", valid.message()));
+}
+
 absl::Status ReadFamily(const HuggingFaceFamily& family, Fields& fields,
                         HuggingFaceConfig* config) {
   ModelConfig& model = config->model;
@@ -153,6 +159,7 @@ absl::Status ReadFamily(const HuggingFaceFamily& family, Fields& fields,
   for (const FixedField& fixed : family.fixed) fields.MustBe(fixed.key, fixed.values);
   for (const char* key : family.ignored) fields.Take(key);
   BURST_RETURN_IF_ERROR(fields.status());
+  BURST_RETURN_IF_ERROR(CheckModel(model));  // a list of its layers has a sensible length
   if (family.read_window != nullptr) family.read_window(fields, config);
   BURST_RETURN_IF_ERROR(ReadLayerTypes(fields, family.layers_differ, config));
   if (model.family == Family::kGpt2) return absl::OkStatus();
@@ -218,10 +225,7 @@ absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json)
   BURST_RETURN_IF_ERROR(ReadFamily(*family, fields, &config));
   BURST_RETURN_IF_ERROR(ReadQuantization(fields, &config));
   BURST_RETURN_IF_ERROR(fields.Finish());
-  const absl::Status valid = config.model.Validate();
-  if (!valid.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("config.json: ", valid.message()));
-  }
+  BURST_RETURN_IF_ERROR(CheckModel(config.model));
   config.model = config.model.WithDefaults();
   return config;
 }

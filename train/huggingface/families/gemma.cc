@@ -15,7 +15,7 @@ void ReadGemmaWindow(Fields& fields, int64_t period, HuggingFaceConfig* config) 
   ModelConfig& model = config->model;
   if (model.score_channels == model.head_dim) model.score_channels = 0;  // the default
   config->window = ReadWindow(fields, 4096);
-  if (fields.Has("layer_types")) return;
+  if (!fields.status().ok() || fields.Has("layer_types")) return;
   std::vector<int64_t> full;
   for (int64_t layer = period - 1; layer < model.layers; layer += period) full.push_back(layer);
   SetFullLayers(std::move(full), config);
