@@ -69,8 +69,9 @@ class Problem {
     forward_ = {shape,      operand(0), operand(1), operand(2),
                 operand(4), lse,        false,      DType::kBFloat16};
     delta_ = {shape, operand(4), operand(3), nullptr, delta};
-    backward_ = {shape, operand(0), operand(1), operand(2), operand(3),      lse,
-                 delta, operand(5), operand(6), operand(7), /*assign=*/true, false};
+    backward_ = {shape, operand(0), operand(1),          operand(2),          operand(3),
+                 lse,   delta,      Assigns(operand(5)), Assigns(operand(6)), Assigns(operand(7)),
+                 false};
     Forward();
   }
 

@@ -23,6 +23,18 @@ AttentionOperand OperandOf(const Tensor& tensor, const HeadRange& heads) {
   return Operand(HeadsOf(tensor, kHeadAxis, heads));
 }
 
+// Returns where a call leaves the n-th gradient of a side.
+GradientTarget TargetOf(const SideOfStep& side, size_t n, const HeadRange& heads,
+                        const HeadCalls::Ends& planned) {
+  GradientTarget target;
+  if (!side.results[n].null()) target.result = OperandOf(side.results[n], heads);
+  if (side.sums[n].null()) return target;
+  target.sum = OperandOf(side.sums[n], heads);
+  if (side.begins) target.first = planned.first;
+  if (!side.results[n].null()) target.last = planned.last;
+  return target;
+}
+
 // Returns some heads of lse or delta, [batch, heads, seqlen], contiguous, as kernels read them.
 Tensor RowsOf(const Tensor& rows, const HeadRange& heads) {
   return HeadsOf(rows, kLseHeadAxis, heads).Contiguous();
@@ -81,10 +93,6 @@ void BurstAttention::BackwardOfStep(const AttentionCall& call, const PlannedStep
   const Tensor &q = queries.inputs[0], &k = keys.inputs[0];
   const Tensor lse = RowsOf(queries.inputs[2], step.queries);
   const Tensor delta = RowsOf(queries.inputs[3], step.queries);
-  const bool assign = queries.sums[0].null();
-  const Ring::Tensors& of_queries = assign ? queries.results : queries.sums;
-  const Ring::Tensors& of_keys = assign ? keys.results : keys.sums;
-  const bool converts = !assign && !keys.results[0].null();
   FlashBackwardParams params;
   params.q = OperandOf(q, step.queries);
   params.dout = OperandOf(queries.inputs[1], step.queries);
@@ -92,12 +100,6 @@ void BurstAttention::BackwardOfStep(const AttentionCall& call, const PlannedStep
   params.delta = delta.raw_data();
   params.k = OperandOf(k, step.keys);
   params.v = OperandOf(keys.inputs[1], step.keys);
-  params.dq = OperandOf(of_queries[0], step.queries);
-  params.dk = OperandOf(of_keys[0], step.keys);
-  params.dv = OperandOf(of_keys[1], step.keys);
-  if (converts) params.dk_out = OperandOf(keys.results[0], step.keys);
-  if (converts) params.dv_out = OperandOf(keys.results[1], step.keys);
-  params.assign = assign;
   params.deterministic = options_.deterministic;
   params.shape = KernelShape(options_.softmax_scale, q, k);
   params.shape.num_heads = step.queries.end - step.queries.begin;
@@ -105,11 +107,9 @@ void BurstAttention::BackwardOfStep(const AttentionCall& call, const PlannedStep
   params.shape.scores = ScoresOf(call, queries.source, keys.source, step.queries.begin);
   for (const PlannedCall& planned : step.calls) {
     SetMask(planned.part, mask, q.device(), &params.shape);
-    if (!assign) {
-      params.first_dq = queries.begins ? planned.queries.first : HeadRange();
-      params.first_dkv = keys.begins ? planned.keys.first : HeadRange();
-      params.last_dkv = converts ? planned.keys.last : HeadRange();
-    }
+    params.dq = TargetOf(queries, 0, step.queries, planned.queries);
+    params.dk = TargetOf(keys, 0, step.keys, planned.keys);
+    params.dv = TargetOf(keys, 1, step.keys, planned.keys);
     KernelsFor(q).Backward(params);
   }
 }

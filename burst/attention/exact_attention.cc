@@ -284,11 +284,9 @@ absl::Status ExactAttention::Backward(const AttentionCall& call, const Attention
     params.dout = Operand(chunk.Queries(gradients->dout));
     params.lse = lse.raw_data();
     params.delta = delta.raw_data();
-    params.dq = Operand(own_dq);
-    params.dk = Operand(own_dk);
-    params.dv = Operand(own_dv);
-    params.first_dq = {0, q.dim(2)};
-    params.first_dkv = {0, k.dim(2)};
+    params.dq = AddsTo(Operand(own_dq), {0, q.dim(2)});
+    params.dk = AddsTo(Operand(own_dk), {0, k.dim(2)});
+    params.dv = AddsTo(Operand(own_dv), {0, k.dim(2)});
     KernelsOf(q.device()).Backward(params);
     FlashConvert(own_dq, chunk.Queries(gradients->dq));
     const auto add = [&](const Tensor& gradient, int part) {

@@ -142,6 +142,32 @@ struct HeadRange {
   constexpr bool empty() const { return begin >= end; }
 };
 
+// Where a call of the backward leaves a gradient. The only call assigns it; several calls add to a
+// sum.
+struct GradientTarget {
+  // The sum of several calls, of SumDType(shape.dtype). Null data: the call is the only one.
+  AttentionOperand sum = {};
+  AttentionOperand result = {};  // the gradient, of shape.dtype
+  // The heads for which this call is the first of several. It overwrites their sums.
+  HeadRange first = {};
+  // The heads for which this call is the last of several. It writes `result`, and their sums may be
+  // anything after it. For dK and dV of 16-bit inputs.
+  HeadRange last = {};
+
+  constexpr bool assigned() const { return sum.data == nullptr; }
+  constexpr bool Begins(int64_t head) const { return assigned() || first.has(head); }
+  constexpr bool Ends(int64_t head) const { return assigned() || last.has(head); }
+  // Returns where the call writes a head.
+  constexpr const AttentionOperand& Of(int64_t head) const { return Ends(head) ? result : sum; }
+};
+
+inline GradientTarget Assigns(const AttentionOperand& result) { return {{}, result}; }
+
+// first: the heads whose sums the call overwrites.
+inline GradientTarget AddsTo(const AttentionOperand& sum, const HeadRange& first = {}) {
+  return {sum, {}, first};
+}
+
 // Computes P = exp(S - lse), dS = P * (dO V^T - delta), and then dV += P^T dO, dK += softmax_scale
 // dS^T Q and dQ += softmax_scale dS K. dK and dV sum a KV head's query heads.
 struct FlashBackwardParams {
@@ -150,20 +176,10 @@ struct FlashBackwardParams {
   AttentionOperand dout;        // like q
   const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row, over all calls
   const void* delta = nullptr;  // [batch, num_heads, q_len]
-  AttentionOperand dq;          // like q
-  AttentionOperand dk, dv;      // like k
-  // True: gradients have shape.dtype and are assigned, in a single call. False: they have
-  // SumDType(dtype) and are added to, as the ranges below say.
-  bool assign = false;
+  GradientTarget dq;            // like q
+  GradientTarget dk, dv;        // like k, with the same calls and heads for both
   // Gives the same bits in every run. The CPU kernels always do.
   bool deterministic = true;
-  // The heads for which this call is the first of several. It overwrites their sums: dQ of the
-  // query heads first_dq, dK and dV of the KV heads first_dkv.
-  HeadRange first_dq = {}, first_dkv = {};
-  // For 16-bit inputs: the KV heads for which this call is the last of several. It writes their
-  // complete sums to dk_out and dv_out, like k and of shape.dtype. Then dk and dv may be anything.
-  HeadRange last_dkv = {};
-  AttentionOperand dk_out = {}, dv_out = {};
 };
 
 // The kernels of a device, or others that compute the same (burst/kernels/study). They have no

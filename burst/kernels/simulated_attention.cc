@@ -102,7 +102,7 @@ void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) cons
   const FlashAttentionShape& s = params.shape;
   // This is as in gpu/calls.cc.
   Tensor dq;
-  if (params.assign && Is16Bit(s.dtype)) {
+  if (params.dq.assigned() && Is16Bit(s.dtype)) {
     dq = Tensor::Empty({s.batch, s.q_len, s.num_heads, s.head_dim}, DType::kFloat32,
                        DeviceType::kCuda);
   }
@@ -112,7 +112,7 @@ void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) cons
   const double ends = kBackwardEnds * s.batch * s.num_heads * Tiles(s.k_len);
   const double rate = SimulatedGpu::Current()->model().attention_backward;
   Run(s, /*products=*/5, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowBackward * rate : rate,
-      /*q_like=*/dq.null() ? 6 : 9, /*k_like=*/params.assign ? 4 : 10);
+      /*q_like=*/dq.null() ? 6 : 9, /*k_like=*/params.dk.assigned() ? 4 : 10);
 }
 
 }  // namespace burst

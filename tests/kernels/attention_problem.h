@@ -279,6 +279,7 @@ inline Tensor DeltaOf(const Problem& problem, const Tensor& out, const Attention
   return delta;
 }
 
+// Returns a call that adds to float32 or float64 gradients of `result`, and assigns others.
 inline FlashBackwardParams BackwardParams(const Problem& problem, const AttentionResults& result,
                                           const Tensor& delta) {
   FlashBackwardParams params;
@@ -289,10 +290,12 @@ inline FlashBackwardParams BackwardParams(const Problem& problem, const Attentio
   params.dout = Operand(problem.dout);
   params.lse = result.lse.raw_data();
   params.delta = delta.raw_data();
-  params.dq = Operand(result.dq);
-  params.dk = Operand(result.dk);
-  params.dv = Operand(result.dv);
-  params.assign = Is16Bit(result.dq.dtype());
+  const auto target = [](const Tensor& gradient) {
+    return Is16Bit(gradient.dtype()) ? Assigns(Operand(gradient)) : AddsTo(Operand(gradient));
+  };
+  params.dq = target(result.dq);
+  params.dk = target(result.dk);
+  params.dv = target(result.dv);
   return params;
 }
 
@@ -365,7 +368,7 @@ class BackwardInParts {
     };
   }
 
-  // Runs the calls. The last call for a KV head assigns dk_out and dv_out (last_dkv), which may be
+  // Runs the calls. The last call for a KV head assigns dk_out and dv_out, which may be
   // null. The sums are poisoned before.
   void Run(const AttentionResults& sums, const Tensor& lse, const Tensor& delta,
            const Tensor& dk_out, const Tensor& dv_out, bool deterministic,
@@ -399,16 +402,15 @@ class BackwardInParts {
       params.dout = Operand(queries(problem_.dout));
       params.lse = their_lse.raw_data();
       params.delta = their_delta.raw_data();
-      params.dq = Operand(queries(sums.dq));
-      params.dk = Operand(keys(sums.dk));
-      params.dv = Operand(keys(sums.dv));
+      params.dq =
+          AddsTo(Operand(queries(sums.dq)), {call.first.begin * group, call.first.end * group});
+      params.dk = AddsTo(Operand(keys(sums.dk)), call.first);
+      params.dv = AddsTo(Operand(keys(sums.dv)), call.first);
       params.deterministic = deterministic;
-      params.first_dq = {call.first.begin * group, call.first.end * group};
-      params.first_dkv = call.first;
       if (!dk_out.null()) {
-        params.last_dkv = call.last;
-        params.dk_out = Operand(keys(dk_out));
-        params.dv_out = Operand(keys(dv_out));
+        params.dk.last = params.dv.last = call.last;
+        params.dk.result = Operand(keys(dk_out));
+        params.dv.result = Operand(keys(dv_out));
       }
       backward(params);
     }

@@ -127,8 +127,8 @@ TEST_P(CallsTest, BlocksOfKeysMerge) {
       params.shape = block.shape();
       params.k = block.Of(problem.k);
       params.v = block.Of(problem.v);
-      params.dk = block.Of(result.dk);
-      params.dv = block.Of(result.dv);
+      params.dk = AddsTo(block.Of(result.dk));
+      params.dv = AddsTo(block.Of(result.dv));
       Kernels().Backward(params);
     }
     ExpectNoWorse(result, problem.Reference(GetParam()), problem.Reference());

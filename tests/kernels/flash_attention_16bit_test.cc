@@ -231,8 +231,8 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
         params.shape = block.shape();
         params.k = block.Of(problem.k);
         params.v = block.Of(problem.v);
-        params.dk = block.Of(result.dk);
-        params.dv = block.Of(result.dv);
+        params.dk = AddsTo(block.Of(result.dk));
+        params.dv = AddsTo(block.Of(result.dv));
         GetParam().backward(params);
       }
       ExpectNoWorse(result, problem);
@@ -444,7 +444,8 @@ TEST_P(FourMillionTokensTest, NoWorseThanNaive) {
       {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false, kBf16});
   KernelsOf(kCuda).Delta({shape, Operand(out), Operand(dout), nullptr, delta.raw_data()});
   GetParam().backward({shape, Operand(q), Operand(k), Operand(v), Operand(dout), lse.raw_data(),
-                       delta.raw_data(), Operand(dq), Operand(dk), Operand(dv), /*assign=*/true});
+                       delta.raw_data(), Assigns(Operand(dq)), Assigns(Operand(dk)),
+                       Assigns(Operand(dv))});
   for (int64_t first : {int64_t{0}, kLength / 2 - 5, kLength - 600}) {
     constexpr int64_t kRows = 600, kChecked = 600 - kWindow;
     const auto rows = [&](const Tensor& x) {

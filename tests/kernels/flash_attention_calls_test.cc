@@ -108,8 +108,8 @@ TEST_P(DTypeTest, BlocksOfKeysMerge) {
       params.shape = block.shape();
       params.k = block.Of(problem.k);
       params.v = block.Of(problem.v);
-      params.dk = block.Of(result.dk);
-      params.dv = block.Of(result.dv);
+      params.dk = AddsTo(block.Of(result.dk));
+      params.dv = AddsTo(block.Of(result.dv));
       Kernels().Backward(params);
     }
     ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
@@ -166,7 +166,9 @@ TEST_P(DTypeTest, GradientsAreAssigned) {
     const Tensor dq = strided(problem.q), dk = strided(problem.k), dv = strided(problem.v);
     const AttentionResults result = {expected.out, expected.lse, dq, dk, dv};
     FlashBackwardParams params = BackwardParams(problem, result, delta);
-    params.assign = true;
+    params.dq = Assigns(Operand(dq));
+    params.dk = Assigns(Operand(dk));
+    params.dv = Assigns(Operand(dv));
     Kernels().Backward(params);
     ExpectBitwiseEqual(result, expected);
   }

@@ -24,7 +24,7 @@ FlashBackwardParams Params(int64_t batch, int64_t tokens, int64_t heads, int64_t
   params.shape.head_dim = head_dim;
   params.shape.dtype = DType::kBFloat16;
   if (ranges) params.shape.visible.begin = params.shape.visible.end = kSomeRanges;
-  params.assign = params.deterministic = true;
+  params.deterministic = true;
   return params;
 }
 
@@ -87,7 +87,8 @@ TEST(HeadSplitsTest, SumsAreTheCallersOrItsOwn) {
   EXPECT_EQ(own.sums, 4);  // for eight KV heads, which take turns
   EXPECT_EQ(own.sum_floats, 2 * 4 * 16384 * 128);
   EXPECT_EQ(own.counters, 2 * 4 * 128 * kBackwardWarps);
-  params.assign = false;
+  float sum = 0;
+  params.dk = params.dv = AddsTo({&sum});
   const HeadSplits given = HeadSplitsOf(params);
   EXPECT_EQ(given.splits, own.splits);
   EXPECT_EQ(given.sums, 0);

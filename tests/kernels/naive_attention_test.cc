@@ -30,7 +30,9 @@ AttentionResults RunNaive(const Problem& problem) {
   }
   const Tensor delta = DeltaOf(problem, result.out, NaiveKernels());
   FlashBackwardParams backward = BackwardParams(problem, result, delta);
-  backward.assign = true;
+  backward.dq = Assigns(Operand(result.dq));
+  backward.dk = Assigns(Operand(result.dk));
+  backward.dv = Assigns(Operand(result.dv));
   NaiveKernels().Backward(backward);
   return result;
 }

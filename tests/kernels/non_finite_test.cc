@@ -174,10 +174,12 @@ AttentionResults Run(const Case& c, const Inputs& in, const TestMask& mask,
     params.dout = Operand(in.dout);
     params.lse = lse.raw_data();
     params.delta = delta.raw_data();
-    params.dq = Operand(result.dq);
-    params.dk = of(result.dk);
-    params.dv = of(result.dv);
-    params.assign = one;
+    const auto target = [one](const AttentionOperand& to) {
+      return one ? Assigns(to) : AddsTo(to);
+    };
+    params.dq = target(Operand(result.dq));
+    params.dk = target(of(result.dk));
+    params.dv = target(of(result.dv));
     c.kernels->Backward(params);
   });
   return result;

@@ -130,10 +130,9 @@ inline FlashBackwardParams BackwardParams(const Problem& p, void* dq, void* dk, 
   params.dout = p.dout;
   params.lse = p.lse.data();
   params.delta = p.delta.data();
-  params.dq = p.LikeQ(dq);
-  params.dk = p.LikeK(dk);
-  params.dv = p.LikeK(dv);
-  params.assign = true;
+  params.dq = Assigns(p.LikeQ(dq));
+  params.dk = Assigns(p.LikeK(dk));
+  params.dv = Assigns(p.LikeK(dv));
   return params;
 }
 

@@ -219,9 +219,9 @@ void CheckBlocksOfKeys(int64_t q_len, int64_t k_len, int dim) {
     params.shape = shapes[block];
     params.k = part(p.k, block, 2);
     params.v = part(p.v, block, 2);
-    params.dk = part(p.LikeK(dk.data()), block, 4);
-    params.dv = part(p.LikeK(dv.data()), block, 4);
-    params.assign = false;
+    params.dq = AddsTo(p.LikeQ(dq.data()));
+    params.dk = AddsTo(part(p.LikeK(dk.data()), block, 4));
+    params.dv = AddsTo(part(p.LikeK(dv.data()), block, 4));
     params.deterministic = block == 1;
     Kernels().Backward(params);
   }

@@ -130,7 +130,7 @@ class BackwardTask {
             mask, b, h, chunk, Keys(tile, tile + 1), [&] { before_dkv(span); }, tiles);
       }
       before_dq(span);
-      AddTile(tiles.dq, stride_, rows, d_, T{1}, Head<T>(params_.dq, b, h), chunk.begin);
+      AddTile(tiles.dq, stride_, rows, d_, T{1}, Head<T>(params_.dq.sum, b, h), chunk.begin);
       done(span);
     }
   }
@@ -210,8 +210,9 @@ class BackwardTask {
     }
     if (!some) return;
     before_dkv();
-    AddTile(tiles.dk, stride_, num_keys, d_, scale, Head<T>(params_.dk, b, kv_head), keys.begin);
-    AddTile(tiles.dv, stride_, num_keys, d_, T{1}, Head<T>(params_.dv, b, kv_head), keys.begin);
+    AddTile(tiles.dk, stride_, num_keys, d_, scale, Head<T>(params_.dk.sum, b, kv_head),
+            keys.begin);
+    AddTile(tiles.dv, stride_, num_keys, d_, T{1}, Head<T>(params_.dv.sum, b, kv_head), keys.begin);
   }
 
   // S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K for one tile of scores; the
@@ -296,22 +297,36 @@ void ForEachRow(const FlashAttentionShape& shape, int64_t length, const HeadRang
   });
 }
 
-// operand = 0, of some heads.
+// Clears the heads that a call begins.
 template <typename T>
-void Clear(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
-           const AttentionOperand& operand) {
-  ForEachRow(shape, length, heads, [&](int64_t b, int64_t i, int64_t h) {
-    std::fill_n(Head<T>(operand, b, h).row(i), shape.head_dim, T{0});
+void Clear(const FlashAttentionShape& shape, int64_t length, const GradientTarget& target) {
+  ForEachRow(shape, length, target.first, [&](int64_t b, int64_t i, int64_t h) {
+    std::fill_n(Head<T>(target.sum, b, h).row(i), shape.head_dim, T{0});
   });
 }
 
-// to = from, rounded, of some heads.
+// Returns where a call adds up a gradient: the sum of several calls, the result where it has the
+// sum's dtype, or `memory`.
 template <typename Element>
-void RoundRows(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
-               const AttentionOperand& from, const AttentionOperand& to) {
+GradientTarget SumOf(const FlashAttentionShape& shape, int64_t length, int64_t num_heads,
+                     const GradientTarget& target, Tensor* memory) {
   using T = Computed<Element>;
+  if (!target.assigned()) return target;
+  const HeadRange all = {0, num_heads};
+  if (std::is_same_v<Element, T>) return AddsTo(target.result, all);
+  *memory = Tensor::Empty({shape.batch, length, num_heads, shape.head_dim}, DTypeOf<T>::value);
+  return AddsTo(Operand(*memory), all);
+}
+
+// Rounds the heads that a call ends, from their sum to the result.
+template <typename Element>
+void Round(const FlashAttentionShape& shape, int64_t length, int64_t num_heads,
+           const AttentionOperand& sum, const GradientTarget& target) {
+  using T = Computed<Element>;
+  const HeadRange heads = target.assigned() ? HeadRange{0, num_heads} : target.last;
   ForEachRow(shape, length, heads, [&](int64_t b, int64_t i, int64_t h) {
-    ScaleRow(shape.head_dim, T{1}, Head<T>(from, b, h).row(i), Head<Element>(to, b, h).row(i));
+    ScaleRow(shape.head_dim, T{1}, Head<T>(sum, b, h).row(i),
+             Head<Element>(target.result, b, h).row(i));
   });
 }
 
@@ -428,9 +443,9 @@ void AddGradients(const FlashBackwardParams& params, int64_t tile_keys,
                   std::atomic<int64_t>* pairs) {
   using T = Computed<Element>;
   const FlashAttentionShape& shape = params.shape;
-  Clear<T>(shape, shape.q_len, params.first_dq, params.dq);
-  Clear<T>(shape, shape.k_len, params.first_dkv, params.dk);
-  Clear<T>(shape, shape.k_len, params.first_dkv, params.dv);
+  Clear<T>(shape, shape.q_len, params.dq);
+  Clear<T>(shape, shape.k_len, params.dk);
+  Clear<T>(shape, shape.k_len, params.dv);
   const BackwardTask<Element> task(params, tile_keys, pairs);
   const int64_t steps =
       (shape.q_len + kChunk - 1) / kChunk * (shape.num_heads / shape.num_kv_heads);
@@ -449,32 +464,21 @@ void AddGradients(const FlashBackwardParams& params, int64_t tile_keys,
   ParallelTasks(threads, [&](int64_t) { shared.Work(); });
 }
 
-// Assigned gradients of 16 bits are added up in float32 first.
 template <typename Element>
 void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
-  using T = Computed<Element>;
   const FlashAttentionShape& shape = params.shape;
-  const HeadRange heads = {0, shape.num_heads}, kv_heads = {0, shape.num_kv_heads};
+  const int64_t q_len = shape.q_len, heads = shape.num_heads;
+  const int64_t k_len = shape.k_len, kv_heads = shape.num_kv_heads;
   FlashBackwardParams own = params;
-  if (params.assign) own.first_dq = heads, own.first_dkv = kv_heads;
-  if constexpr (std::is_same_v<Element, T>) {
-    AddGradients<Element>(own, tile_keys, pairs);
-  } else {
-    Tensor sums[3];
-    if (params.assign) {
-      const auto sum = [&](Tensor* tensor, int64_t length, int64_t heads) {
-        *tensor = Tensor::Empty({shape.batch, length, heads, shape.head_dim}, DTypeOf<T>::value);
-        return Operand(*tensor);
-      };
-      own.dq = sum(&sums[0], shape.q_len, shape.num_heads);
-      own.dk = sum(&sums[1], shape.k_len, shape.num_kv_heads);
-      own.dv = sum(&sums[2], shape.k_len, shape.num_kv_heads);
-    }
-    AddGradients<Element>(own, tile_keys, pairs);
-    if (params.assign) RoundRows<Element>(shape, shape.q_len, heads, own.dq, params.dq);
-    const HeadRange last = params.assign ? kv_heads : params.last_dkv;
-    RoundRows<Element>(shape, shape.k_len, last, own.dk, params.assign ? params.dk : params.dk_out);
-    RoundRows<Element>(shape, shape.k_len, last, own.dv, params.assign ? params.dv : params.dv_out);
+  Tensor memory[3];
+  own.dq = SumOf<Element>(shape, q_len, heads, params.dq, &memory[0]);
+  own.dk = SumOf<Element>(shape, k_len, kv_heads, params.dk, &memory[1]);
+  own.dv = SumOf<Element>(shape, k_len, kv_heads, params.dv, &memory[2]);
+  AddGradients<Element>(own, tile_keys, pairs);
+  if constexpr (!std::is_same_v<Element, Computed<Element>>) {
+    Round<Element>(shape, q_len, heads, own.dq.sum, params.dq);
+    Round<Element>(shape, k_len, kv_heads, own.dk.sum, params.dk);
+    Round<Element>(shape, k_len, kv_heads, own.dv.sum, params.dv);
   }
 }
 
@@ -483,8 +487,8 @@ void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomi
 void Backward(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
-  BURST_CHECK(params.last_dkv.empty() || (Is16Bit(params.shape.dtype) && !params.assign))
-      << "sums are of the inputs' dtype, or a single call has no last one";
+  BURST_CHECK(params.dk.last.empty() || Is16Bit(params.shape.dtype))
+      << "sums are of the inputs' dtype, nothing is converted";
   DispatchElement(params.shape.dtype,
                   [&](auto zero) { BackwardOf<decltype(zero)>(params, tile_keys, pairs); });
 }

@@ -82,23 +82,26 @@ void CheckCall(const FlashForwardParams& params) {
   }
 }
 
+void CheckTarget(const char* name, const GradientTarget& target, const FlashAttentionShape& s,
+                 int64_t length, int64_t heads) {
+  const bool ends = target.assigned() || !target.last.empty();
+  if (ends) CheckOperand(name, target.result, s.dtype, s.batch, length, heads);
+  if (!target.assigned()) CheckOperand(name, target.sum, kFloat, s.batch, length, heads);
+}
+
 void CheckCall(const FlashBackwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   CheckShape(s);
   if (!Is16Bit(s.dtype)) {
-    BURST_CHECK(params.last_dkv.empty()) << Name(s.dtype) << " gradients are added up in place";
+    BURST_CHECK(params.dk.last.empty()) << Name(s.dtype) << " gradients are added up in place";
     return;
   }
-  const DType dtype = params.assign ? s.dtype : kFloat;
   CheckInputs(s, params.q, params.k, params.v);
   CheckOperand("dout", params.dout, s.dtype, s.batch, s.q_len, s.num_heads);
-  CheckOperand("dq", params.dq, dtype, s.batch, s.q_len, s.num_heads);
-  CheckOperand("dk", params.dk, dtype, s.batch, s.k_len, s.num_kv_heads);
-  CheckOperand("dv", params.dv, dtype, s.batch, s.k_len, s.num_kv_heads);
-  if (params.last_dkv.empty()) return;
-  BURST_CHECK(!params.assign) << "a single call has no last one";
-  CheckOperand("dk_out", params.dk_out, s.dtype, s.batch, s.k_len, s.num_kv_heads);
-  CheckOperand("dv_out", params.dv_out, s.dtype, s.batch, s.k_len, s.num_kv_heads);
+  BURST_CHECK(params.dq.last.empty()) << "dQ is converted by another kernel";
+  CheckTarget("dq", params.dq, s, s.q_len, s.num_heads);
+  CheckTarget("dk", params.dk, s, s.k_len, s.num_kv_heads);
+  CheckTarget("dv", params.dv, s, s.k_len, s.num_kv_heads);
 }
 
 // ---- The choice.
@@ -261,14 +264,13 @@ void Backward(MaybeFamily only, const FlashBackwardParams& params) {
   // dQ is always accumulated over the blocks of keys, in float32.
   FlashBackwardParams own = params;
   Tensor dq;
-  if (params.assign) {
+  if (params.dq.assigned()) {
     dq = Tensor::Empty({s.batch, s.q_len, s.num_heads, s.head_dim}, kFloat, DeviceType::kCuda);
-    own.dq = Operand(dq);
-    own.first_dq = {0, s.num_heads};
+    own.dq = AddsTo(Operand(dq), {0, s.num_heads});
   }
   if (family != KernelFamily::kSm90 || !sm90::AssignsDq(own)) {
-    ClearHeads(s, own.dq, own.first_dq);
-    own.first_dq = {};
+    ClearHeads(s, own.dq.sum, own.dq.first);
+    own.dq.first = {};
   }
   if (family == KernelFamily::kSm80) {
     const Tensor counters = Counters(sm80::BackwardCounters(own));
@@ -279,7 +281,7 @@ void Backward(MaybeFamily only, const FlashBackwardParams& params) {
     const Tensor sums = Floats(sm90::HeadSplitsOf(own).sum_floats);
     sm90::Backward(own, {DataOf(counters), DataOf(query_tiles), FloatsOf(sums)});
   }
-  if (params.assign) Convert(dq, /*addend=*/{}, params.dq, s.dtype);
+  if (!dq.null()) Convert(dq, /*addend=*/{}, params.dq.result, s.dtype);
 }
 
 }  // namespace cuda

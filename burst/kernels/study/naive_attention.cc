@@ -125,15 +125,15 @@ void BackwardOf(const FlashBackwardParams& params) {
     const int64_t b = task / shape.num_kv_heads, kv_head = task % shape.num_kv_heads;
     const auto k = Head<T>(params.k, b, kv_head, shape.k_len, d);
     const auto v = Head<T>(params.v, b, kv_head, shape.k_len, d);
-    auto dk = Head<T>(params.dk, b, kv_head, shape.k_len, d);
-    auto dv = Head<T>(params.dv, b, kv_head, shape.k_len, d);
-    if (params.assign || params.first_dkv.has(kv_head)) dk.setZero(), dv.setZero();
+    auto dk = Head<T>(params.dk.Of(kv_head), b, kv_head, shape.k_len, d);
+    auto dv = Head<T>(params.dv.Of(kv_head), b, kv_head, shape.k_len, d);
+    if (params.dk.Begins(kv_head)) dk.setZero(), dv.setZero();
     const Range queries = Seeing(shape, b);
     const int64_t first = queries.begin, rows = queries.end - queries.begin;
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
       const int64_t head = b * shape.num_heads + h;
-      auto all_dq = Head<T>(params.dq, b, h, shape.q_len, d);
-      if (params.assign || params.first_dq.has(h)) all_dq.setZero();
+      auto all_dq = Head<T>(params.dq.Of(h), b, h, shape.q_len, d);
+      if (params.dq.Begins(h)) all_dq.setZero();
       const auto q = Head<T>(params.q, b, h, shape.q_len, d).middleRows(first, rows);
       const auto dout = Head<T>(params.dout, b, h, shape.q_len, d).middleRows(first, rows);
       auto dq = all_dq.middleRows(first, rows);

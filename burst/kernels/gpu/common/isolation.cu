@@ -232,7 +232,7 @@ __device__ void RepairDq(const FlashBackwardParams& params, const int32_t* marks
     }
   }
   if (!any) return;
-  float* const to = Head<float>(params.dq, b, h).row(i);
+  float* const to = Head<float>(params.dq.sum, b, h).row(i);
   StoreRow(dq, static_cast<float>(shape.softmax_scale), 1, to, to, head_dim);
   __syncwarp();  // before the next row takes this one's place
 }
@@ -290,22 +290,18 @@ __device__ void RepairKey(const FlashBackwardParams& params, const int32_t* mark
                     add_dk, add_dv, dk, dv);
   }
   __syncwarp();  // before the next row takes this one's place
-  const bool last = params.last_dkv.has(kv_head);
-  const auto add = [&](Channels& d, float factor, const AttentionOperand& sum,
-                       const AttentionOperand& out) {
-    if (!params.assign && !last) {
-      float* const to = Head<float>(sum, b, kv_head).row(j);
+  const auto add = [&](Channels& d, float factor, const GradientTarget& target) {
+    if (!target.Ends(kv_head)) {
+      float* const to = Head<float>(target.sum, b, kv_head).row(j);
       return StoreRow(d, factor, 1, to, to, head_dim);
     }
-    T* const to = Head<T>(params.assign ? sum : out, b, kv_head).row(j);
+    T* const to = Head<T>(target.result, b, kv_head).row(j);
     d.ForEach(head_dim, [&](int channel, float& value) {
       to[channel] = ConvertTo<T>(fmaf(factor, value, ConvertTo<float>(to[channel])));
     });
   };
-  if (missing & kMissingDk) {
-    add(dk, static_cast<float>(shape.softmax_scale), params.dk, params.dk_out);
-  }
-  if (missing & kMissingDv) add(dv, 1, params.dv, params.dv_out);
+  if (missing & kMissingDk) add(dk, static_cast<float>(shape.softmax_scale), params.dk);
+  if (missing & kMissingDv) add(dv, 1, params.dv);
 }
 
 // Repairs with a warp for every query, then with a warp for every key.

@@ -80,13 +80,12 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void QueryGradient
     }
     __syncthreads();
   }
-  const Head<T> target(params.dq, b, h);
-  const bool assigned = params.assign || params.first_dq.has(h);
+  const Head<T> target(params.dq.Of(h), b, h);
+  const T keep = params.dq.Begins(h) ? T{0} : T{1};
 #pragma unroll
   for (int r = 0; r < kN; ++r) {
     if (y + kSide * r >= rows) continue;
-    StoreRow<Tile>(dq[r], scale, assigned ? T{0} : T{1}, head_dim,
-                   target.row(first + y + kSide * r));
+    StoreRow<Tile>(dq[r], scale, keep, head_dim, target.row(first + y + kSide * r));
   }
 }
 
@@ -171,8 +170,9 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
       __syncthreads();
     }
   }
-  const Head<T> dk_target(params.dk, b, kv_head), dv_target(params.dv, b, kv_head);
-  const T keep = params.assign || params.first_dkv.has(kv_head) ? T{0} : T{1};
+  const Head<T> dk_target(params.dk.Of(kv_head), b, kv_head);
+  const Head<T> dv_target(params.dv.Of(kv_head), b, kv_head);
+  const T keep = params.dk.Begins(kv_head) ? T{0} : T{1};
 #pragma unroll
   for (int r = 0; r < kN; ++r) {
     if (y + kSide * r >= rows) continue;

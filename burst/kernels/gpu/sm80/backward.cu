@@ -323,7 +323,7 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
       turn = key_tile - visible.begin(first) / kBlockN;
       WaitForTurn(counter, turn);
     }
-    AddRows(dq, scale, Head<float>(params.dq, b, step.h), first + s_row, q_len, dq_column,
+    AddRows(dq, scale, Head<float>(params.dq.sum, b, step.h), first + s_row, q_len, dq_column,
             head_dim);
     if (counters != nullptr) PassTurn(counter, turn);
   }
@@ -364,10 +364,8 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
       }
     }
   }
-  const bool first = params.assign || params.first_dkv.has(kv_head);
-  const bool last = params.last_dkv.has(kv_head), result = params.assign || last;
-  const AttentionOperand& dk_to = last ? params.dk_out : params.dk;
-  const AttentionOperand& dv_to = last ? params.dv_out : params.dv;
+  const bool first = params.dk.Begins(kv_head), last = params.dk.Ends(kv_head);
+  const AttentionOperand &dk_to = params.dk.Of(kv_head), &dv_to = params.dv.Of(kv_head);
   const float one[2] = {1, 1}, scales[2] = {scale, scale};
 #pragma unroll
   for (int m = 0; m < kDkM; ++m) {
@@ -375,11 +373,11 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     const bool valid[2] = {row < k_len, row + 8 < k_len};
     const RowPair rows{b, kv_head, row, valid, head_dim, dk_column};
     if (!first) {
-      MergeRows<Traits::kDkColumns>(params.dv, rows, one, one, dv[m]);
-      MergeRows<Traits::kDkColumns>(params.dk, rows, scales, one, dk[m]);
+      MergeRows<Traits::kDkColumns>(params.dv.sum, rows, one, one, dv[m]);
+      MergeRows<Traits::kDkColumns>(params.dk.sum, rows, scales, one, dk[m]);
     }
-    StoreRows<typename Traits::Element, Traits::kDkColumns>(!result, dv[m], one, dv_to, rows);
-    StoreRows<typename Traits::Element, Traits::kDkColumns>(!result, dk[m], first ? scales : one,
+    StoreRows<typename Traits::Element, Traits::kDkColumns>(!last, dv[m], one, dv_to, rows);
+    StoreRows<typename Traits::Element, Traits::kDkColumns>(!last, dk[m], first ? scales : one,
                                                             dk_to, rows);
   }
 }

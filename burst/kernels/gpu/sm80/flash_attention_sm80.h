@@ -27,7 +27,7 @@ int DecodeParts(const FlashAttentionShape& shape);
 int64_t DecodeScratch(const FlashAttentionShape& shape, int parts);
 void Decode(const FlashForwardParams& params, int parts, float* scratch, int32_t* counters);
 
-// Adds to dQ, which is float32; params.first_dq is not read.
+// Adds to the sum of dQ; its first heads are not read.
 void Backward(const FlashBackwardParams& params, int32_t* counters);
 
 }  // namespace sm80

@@ -79,26 +79,24 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   if (shape.q_len > 0) {
     args.q = map_q(params.q, shape.dtype, Traits::kBlockM);
     args.dout = map_q(params.dout, shape.dtype, Traits::kBlockM);
-    args.dq = map_q(params.dq, DType::kFloat32, dq_rows);
+    args.dq = map_q(params.dq.sum, DType::kFloat32, dq_rows);
   }
   // Without sums, or without results, the maps of these are unused.
   const HeadRange all_kv_heads = {0, shape.num_kv_heads};
-  args.first_dkv = Heads(params.assign ? all_kv_heads : params.first_dkv);
-  args.last_dkv = Heads(params.assign ? all_kv_heads : params.last_dkv);
-  const AttentionOperand& dk_out = params.assign ? params.dk : params.dk_out;
-  const AttentionOperand& dv_out = params.assign ? params.dv : params.dv_out;
+  args.first_dkv = Heads(params.dk.assigned() ? all_kv_heads : params.dk.first);
+  args.last_dkv = Heads(params.dk.assigned() ? all_kv_heads : params.dk.last);
   args.dk = args.dv = args.dk_out = args.dv_out = args.k;
   if (!args.last_dkv.empty()) {
-    args.dk_out = map_k(dk_out, shape.dtype, kWarpRows);
-    args.dv_out = map_k(dv_out, shape.dtype, kWarpRows);
+    args.dk_out = map_k(params.dk.result, shape.dtype, kWarpRows);
+    args.dv_out = map_k(params.dv.result, shape.dtype, kWarpRows);
   }
-  args.dk_sum = params.dk;
-  args.dv_sum = params.dv;
+  args.dk_sum = params.dk.sum;
+  args.dv_sum = params.dv.sum;
   const HeadSplits splits = HeadSplitsOf(params);
   args.sums = 0;
-  if (!params.assign) {
-    args.dk = map_k(params.dk, DType::kFloat32, kWarpRows);
-    args.dv = map_k(params.dv, DType::kFloat32, kWarpRows);
+  if (!params.dk.assigned()) {
+    args.dk = map_k(params.dk.sum, DType::kFloat32, kWarpRows);
+    args.dv = map_k(params.dv.sum, DType::kFloat32, kWarpRows);
   } else if (splits.splits > 1) {
     args.sums = static_cast<int>(splits.sums);
     args.dk_sum = {scratch.sums, 0, shape.head_dim, shape.k_len * shape.head_dim};
@@ -109,8 +107,8 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
     args.dk = MakeTensorMap(args.dk_sum, DType::kFloat32, one, shape.k_len, splits.sums, kWarpRows);
     args.dv = MakeTensorMap(args.dv_sum, DType::kFloat32, one, shape.k_len, splits.sums, kWarpRows);
   }
-  args.first_dq = Heads(params.first_dq);
-  args.dq_sum = params.dq;
+  args.first_dq = Heads(params.dq.first);
+  args.dq_sum = params.dq.sum;
   args.lse = static_cast<const float*>(params.lse);
   args.delta = static_cast<const float*>(params.delta);
   args.visible = shape.visible;

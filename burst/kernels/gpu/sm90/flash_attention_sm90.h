@@ -26,14 +26,14 @@ int64_t Fp8Scratch(const FlashForwardParams& params);
 void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* scratch);
 
 // Returns whether the kernels can assign dQ: a fixed order has a first addition to a tile.
-// Otherwise params.first_dq must be empty.
+// Otherwise params.dq.first must be empty.
 bool AssignsDq(const FlashBackwardParams& params);
 
 // Returns the sizes of BackwardScratch.
 int64_t BackwardCounters(const FlashBackwardParams& params);
 int64_t BackwardQueryTiles(const FlashBackwardParams& params);
 
-// Computes the backward. dQ is float32; params.assign is about dK and dV only.
+// Computes the backward, with a sum of dQ also where dK and dV are assigned.
 void Backward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
 }  // namespace sm90

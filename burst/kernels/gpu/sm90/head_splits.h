@@ -25,8 +25,8 @@ inline constexpr int64_t kBackwardWarps = 8;      // warps of a tile, each with 
 
 struct HeadSplits {
   int64_t splits = 1;  // blocks for a tile of keys and a KV head
-  // With `assign`, the kernel gets no sums from its caller and allocates its own: fp32 [sums,
-  // k_len, head_dim] for dK, then the same for dV. KV heads reuse these buffers in turn.
+  // Where dK and dV are assigned, the caller has no sums and the kernel allocates its own: fp32
+  // [sums, k_len, head_dim] for dK, then the same for dV. KV heads reuse these buffers in turn.
   int64_t sums = 0;
   int64_t sum_floats = 0;
   int64_t counters = 0;  // int32 for the turns of every sum, tile and warp: dV's, then dK's
@@ -73,7 +73,7 @@ inline HeadSplits HeadSplitsOf(const FlashBackwardParams& params) {
   const int64_t tiles = (s.k_len + kBackwardKeys - 1) / kBackwardKeys;
   const int64_t kv_heads = s.batch * s.num_kv_heads;
   int64_t sums = kv_heads;
-  if (params.assign) {
+  if (params.dk.assigned()) {
     // There are sums for the KV heads of four waves of blocks. The next KV head hardly ever waits.
     const int64_t blocks = std::max<int64_t>(1, result.splits * tiles);
     sums = (4 * kMultiprocessors + blocks - 1) / blocks;
