@@ -44,13 +44,15 @@ class HeadRange(ctypes.Structure):
     _fields_ = [("begin", ctypes.c_int64), ("end", ctypes.c_int64)]
 
 
+class GradientTarget(ctypes.Structure):
+    _fields_ = [("sum", Operand), ("result", Operand), ("first", HeadRange), ("last", HeadRange)]
+
+
 class BackwardParams(ctypes.Structure):  # FlashBackwardParams
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand),
                 ("dout", Operand), ("lse", ctypes.c_void_p), ("delta", ctypes.c_void_p),
-                ("dq", Operand), ("dk", Operand), ("dv", Operand), ("assign", ctypes.c_bool),
-                ("deterministic", ctypes.c_bool), ("first_dq", HeadRange),
-                ("first_dkv", HeadRange), ("last_dkv", HeadRange), ("dk_out", Operand),
-                ("dv_out", Operand)]
+                ("dq", GradientTarget), ("dk", GradientTarget), ("dv", GradientTarget),
+                ("deterministic", ctypes.c_bool)]
 
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 3, torch.float16: 4}
@@ -106,7 +108,7 @@ class Kernels:
                                         pointer(delta)))
         self._call("backward", BackwardParams(
             shape, operand(q), operand(k), operand(v), operand(dout), pointer(lse), pointer(delta),
-            operand(dq), operand(dk), operand(dv), True, deterministic))
+            *(GradientTarget(result=operand(gradient)) for gradient in (dq, dk, dv)), deterministic))
 
 
 # ---- Masks as visible ranges [begin, end) of each query row.

@@ -73,7 +73,8 @@ TEST_P(DTypeTest, StridedOperands) {
   Kernels().Delta({shape, Operand(out), Operand(contiguous.dout), contiguous.dlse.raw_data(),
                    delta.raw_data()});
   Kernels().Backward({shape, Operand(q), Operand(k), Operand(v), Operand(contiguous.dout),
-                      lse.raw_data(), delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+                      lse.raw_data(), delta.raw_data(), AddsTo(Operand(dq)), AddsTo(Operand(dk)),
+                      AddsTo(Operand(dv))});
   ExpectBitwiseEqual({out, lse, dq, dk, dv}, expected);
   out.CopyFrom(Tensor::ZerosLike(out));
   double sum = 0;

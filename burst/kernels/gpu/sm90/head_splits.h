@@ -25,8 +25,8 @@ inline constexpr int64_t kBackwardWarps = 8;      // warps of a tile, each with 
 
 struct HeadSplits {
   int64_t splits = 1;  // blocks for a tile of keys and a KV head
-  // Where dK and dV are assigned, the caller has no sums and the kernel allocates its own: fp32
-  // [sums, k_len, head_dim] for dK, then the same for dV. KV heads reuse these buffers in turn.
+  // The kernel allocates sums where dK and dV are assigned, because its caller has none. They are
+  // fp32 [sums, k_len, head_dim] for dK, then as many for dV. KV heads reuse them in turn.
   int64_t sums = 0;
   int64_t sum_floats = 0;
   int64_t counters = 0;  // int32 for the turns of every sum, tile and warp: dV's, then dK's
