@@ -16,8 +16,8 @@ namespace burst {
 // position.
 struct AttentionCall {
   const AttentionSchedule* schedule = nullptr;  // must outlive the call and its backward
-  // [B, length, num_heads, head_dim], innermost stride 1. The dtype is float32, float64, bfloat16 or
-  // float16.
+  // [B, length, num_heads, head_dim], innermost stride 1. The dtype is float32, float64, bfloat16
+  // or float16.
   Tensor q;
   // [B, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. In cross-attention they
   // have the tokens of schedule->key_shard().
