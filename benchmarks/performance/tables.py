@@ -284,6 +284,17 @@ def cpu_pytorch():
     return ["work", "unit", "lowest", "highest", "PyTorch, lowest", "highest"], rows
 
 
+def cpu_attention():
+    """Attention on one core of an AMD EPYC with AVX-512, GFLOP/s; ratios to PyTorch's. 116.7 is the core's peak in fp32."""
+    rows = []
+    for row in load("cpu_attention_epyc")["rows"]:
+        figures = [number(part[key], places) for part in (row["forward"], row["backward"])
+                   for key, places in (("burst", 1), ("pytorch", 1), ("ratio", 2))]
+        rows.append([row["dtype"], number(row["head_dim"]), number(row["tokens"]),
+                     "causal" if row["causal"] else "full"] + figures)
+    return ["dtype", "head_dim", "tokens", "mask", "forward", "PyTorch", "ratio", "backward", "PyTorch", "ratio"], rows
+
+
 def losses():
     """Losses of 20 steps at 131,072 tokens: the largest relative difference of losses and norms from one GPU."""
     rows = [["`%s`" % row["options"], number(row["ms_a_step"]), "%.1e" % row["loss_difference_from_one_gpu"],
@@ -364,7 +375,7 @@ TABLES = {function.__name__: function for function in (
     training, float8_steps, float8_long, float8_layers, float8_losses, float8_recipes, long_training, published, kernels, kernels_all,
     kernels_grouped, kernels_h100, masks, fp8, fp8_errors, few_queries, float16, sinks, ampere, dense, ops, ring,
     strategies, nccl, documents, balance, memory_options, recompute, data_parallel, convergence, saves, context, losses, exact,
-    generation, cpu, cpu_pytorch, cpu_ring, processes, pytorch, headline)}
+    generation, cpu, cpu_attention, cpu_pytorch, cpu_ring, processes, pytorch, headline)}
 
 
 def markdown(name):

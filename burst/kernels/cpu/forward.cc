@@ -120,7 +120,8 @@ class ForwardTask {
 
     const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
     const Head<Element> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
-    const auto step = [&](Range keys) {
+    // next: the keys that the next step copies; empty where it is not known.
+    const auto step = [&](Range keys, Range next) {
       mask.ForEachBlock(queries, keys, rows_, [&](Range seeing) {
         // The range grows to whole vectors of the tile.
         seeing.begin -= (seeing.begin - queries.begin) % kLanes<T>;
@@ -128,18 +129,21 @@ class ForwardTask {
             std::min(queries.end, queries.begin + RoundUpToLanes<T>(seeing.end - queries.begin));
         CopyTile(k, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.k, stride_);
         CopyTile(v, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.v, stride_);
+        Prefetch(k, next, d_);
+        Prefetch(v, next, d_);
         Step(mask, shape_.scores.any() ? &changed : nullptr, queries.begin, seeing, keys, &tiles);
       });
     };
     if (shape_.blocks.key_begin != nullptr) {
       const BlockList list = Blocks(shape_, b).KeysOf(tile);
       for (const int32_t* block = list.begin; block < list.end; ++block) {
-        step({*block * kListBlock, std::min(shape_.k_len, (*block + 1) * kListBlock)});
+        step({*block * kListBlock, std::min(shape_.k_len, (*block + 1) * kListBlock)}, {0, 0});
       }
     } else {
       const Range all = mask.Keys(queries, {0, shape_.k_len});
       for (int64_t j = all.begin; j < all.end; j += tile_keys_) {
-        step({j, std::min(j + tile_keys_, all.end)});
+        const int64_t end = std::min(j + tile_keys_, all.end);
+        step({j, end}, {end, std::min(end + tile_keys_, all.end)});
       }
     }
     if (params_.out_dtype == shape_.dtype || !Is16Bit(shape_.dtype)) {

@@ -61,6 +61,11 @@ inline int64_t TileKeys(const FlashAttentionShape& shape, int64_t asked, int64_t
   return asked == 0 ? own : std::clamp<int64_t>(shape.k_len, 1, asked);
 }
 
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
 // One head of an operand: row i is [head_dim].
 template <typename Element>
 struct Head {
@@ -82,6 +87,16 @@ void CopyTile(const Head<Element>& head, int64_t begin, int64_t rows, int64_t d,
     T* y = tile + i * stride;
     ScaleRow(d, factor, head.row(begin + i), y);
     std::fill(y + d, y + RoundUpToLanes<T>(d), T{0});
+  }
+}
+
+// Asks for rows of a head that are copied next, while the processor computes.
+template <typename Element>
+void Prefetch(const Head<Element>& head, Range rows, int64_t d) {
+  constexpr int64_t kLine = 64 / sizeof(Element);
+  for (int64_t i = rows.begin; i < rows.end; ++i) {
+    const Element* x = head.row(i);
+    for (int64_t c = 0; c < d; c += kLine) __builtin_prefetch(x + c, /*rw=*/0, /*locality=*/2);
   }
 }
 
@@ -122,11 +137,6 @@ bool AllFinite(const T* tile, int64_t stride, int64_t rows, int64_t d) {
   }
   return HorizontalSum<T>(zeros) == 0;
 }
-
-struct Range {
-  int64_t begin;
-  int64_t end;
-};
 
 // Some blocks of a grid, by number, increasing.
 struct BlockList {
