@@ -285,14 +285,15 @@ def cpu_pytorch():
 
 
 def cpu_attention():
-    """Attention on one core of an AMD EPYC with AVX-512, GFLOP/s; ratios to PyTorch's. 116.7 is the core's peak in fp32."""
+    """Attention on one core of an AMD EPYC, GFLOP/s, and ratios to PyTorch's. The core's peak in fp32 is 116.7."""
     rows = []
     for row in load("cpu_attention_epyc")["rows"]:
         figures = [number(part[key], places) for part in (row["forward"], row["backward"])
                    for key, places in (("burst", 1), ("pytorch", 1), ("ratio", 2))]
-        rows.append([row["dtype"], number(row["head_dim"]), number(row["tokens"]),
+        rows.append([row["instructions"], row["dtype"], number(row["head_dim"]), number(row["tokens"]),
                      "causal" if row["causal"] else "full"] + figures)
-    return ["dtype", "head_dim", "tokens", "mask", "forward", "PyTorch", "ratio", "backward", "PyTorch", "ratio"], rows
+    return ["instructions", "dtype", "head_dim", "tokens", "mask", "forward", "PyTorch", "ratio", "backward", "PyTorch",
+            "ratio"], rows
 
 
 def losses():
