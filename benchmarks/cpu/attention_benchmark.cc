@@ -67,8 +67,8 @@ class Attention {
   void Backward() const {
     kernels_.Delta({shape_, Operand(out_), Operand(dout_), nullptr, delta_.raw_data()});
     kernels_.Backward({shape_, Operand(q_), Operand(k_), Operand(v_), Operand(dout_),
-                       lse_.raw_data(), delta_.raw_data(), Operand(dq_), Operand(dk_),
-                       Operand(dv_)});
+                       lse_.raw_data(), delta_.raw_data(), AddsTo(Operand(dq_)),
+                       AddsTo(Operand(dk_)), AddsTo(Operand(dv_))});
   }
 
  private:

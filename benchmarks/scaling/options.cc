@@ -105,8 +105,7 @@ OptionTable Options(ScalingConfig* c) {
       .Help(
           "Keys of a tile, on the CPU: a list, to see what tile size does. Empty: the kernels' "
           "own.");
-  t.Add("dtype", &c->dtype, ParseDType)
-      .Help("fp32, fp64 (cpu), bf16 (cuda), or auto: bf16 on GPUs.");
+  t.Add("dtype", &c->dtype, ParseDType).Help("fp32, fp64 (cpu), bf16, or auto: bf16 on GPUs.");
 
   t.Group("Whole models");
   t.AddShared(train, "model");

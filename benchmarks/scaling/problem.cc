@@ -158,14 +158,13 @@ absl::Status CheckProblem(Method method, const AttentionProblem& problem, int ra
   if (!problem.tiles && problem.tile_keys != 0) {
     return absl::InvalidArgumentError("--tile_keys: there are no tiles with --tiles=off");
   }
+  const auto check = [&](const AttentionKernels& kernels) {
+    return kernels.Check(problem.device, problem.dtype, problem.head_dim);
+  };
   if (const AttentionKernels* study = StudyKernels(problem)) {
-    if (problem.device != DeviceType::kCpu) {
-      return Named(problem.tiles ? "tile_keys" : "tiles",
-                   study->Check(problem.device, problem.dtype, problem.head_dim));
-    }
+    return Named(problem.tiles ? "tile_keys" : "tiles", check(*study));
   }
-  return Named("dtype, --head_dim",
-               KernelsOf(problem.device).Check(problem.device, problem.dtype, problem.head_dim));
+  return Named("dtype, --head_dim", check(KernelsOf(problem.device)));
 }
 
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(

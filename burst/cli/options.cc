@@ -217,9 +217,10 @@ absl::Status OptionTable::Unknown(absl::string_view name) const {
 }
 
 absl::Status OptionTable::Set(absl::string_view name, absl::string_view text) {
-  const Option* option = Find(name);
-  if (option == nullptr) return Unknown(name);
-  const absl::Status status = option->set(text);
+  if (!Has(name)) return Unknown(name);
+  Option& option = (*this)[name];
+  option.named = true;
+  const absl::Status status = option.set(text);
   return status.ok() ? status : InvalidOption(name, status.message());
 }
 
@@ -241,13 +242,13 @@ absl::Status OptionTable::ParseArguments(int argc, char** argv) {
     if (option == nullptr && absl::StartsWith(name, "no")) {
       const Option* negated = Find(name.substr(2));
       if (negated != nullptr && negated->type == Option::Type::kBool) {
-        BURST_RETURN_IF_ERROR(negated->set("false"));
+        BURST_RETURN_IF_ERROR(Set(negated->name, "false"));
         continue;
       }
     }
     if (option == nullptr) return Unknown(name);
     if (option->type == Option::Type::kBool) {
-      BURST_RETURN_IF_ERROR(option->set("true"));
+      BURST_RETURN_IF_ERROR(Set(name, "true"));
     } else if (++i < argc) {
       BURST_RETURN_IF_ERROR(Set(name, argv[i]));
     } else {

@@ -108,6 +108,7 @@ struct Option {
   OnResume on_resume = OnResume::kMustAgree;
   Scope scope = Scope::kJob;
   bool basic = false;
+  bool named = false;  // the command line or a file gave a value
 };
 
 // Refers to the fields, which must outlive it.
@@ -190,6 +191,8 @@ class OptionTable {
   Option& operator[](absl::string_view name);
   // Whether its value is not the default.
   bool Given(absl::string_view name) const;
+  // Whether the command line or a file gave its value, also if that is the default.
+  bool Named(absl::string_view name) const { return (*this)[name].named; }
 
   // The options whose values in `after`, a table of the same options, differ from those of
   // `before`:

@@ -84,6 +84,19 @@ TEST_F(PlanCli, ChoosesTheMesh) {
   EXPECT_FALSE(absl::StrContains(given.out, "--dp")) << given.out;
 }
 
+// A strategy that is given stays, the default one, too.
+TEST_F(PlanCli, KeepsTheGivenStrategy) {
+  std::vector<std::string> step = {"--model=llama_1b", "--batch=1", "--seqlen=65536",
+                                   "--gpus=8xH100", "--fit"};
+  const Result chosen = Plan(step);
+  ExpectSuccess(chosen);
+  EXPECT_TRUE(absl::StrContains(chosen.out, "With --strategy=")) << chosen.out;
+  step.push_back("--strategy=burst");
+  const Result given = Plan(step);
+  ExpectSuccess(given);
+  EXPECT_FALSE(absl::StrContains(given.out, "--strategy")) << given.out;
+}
+
 TEST_F(PlanCli, PrintsATable) {
   const Result result = Plan({"--model=llama_1b", "--batch=1", "--gpus=1xH100",
                               "--seqlens=32768,131072", "--counts=1,2", "--fit"});

@@ -273,7 +273,7 @@ TEST_F(Scaling, ErrorsNameTheirOption) {
       {{"--tile_keys=64", "--experiment=training"}, {"--tile_keys", "--experiment=training"}},
       {{"--tile_keys=64", "--experiment=prefill"}, {"--tile_keys", "--experiment=prefill"}},
       {{"--dtype=int8"}, {"--dtype", "bf16"}},
-      {{"--dtype=bf16"}, {"--dtype", "bfloat16"}},
+      {{"--dtype=bf16", "--tiles=off"}, {"--tiles", "bfloat16"}},
       {{"--repeats=0"}, {"--repeats"}},
       {{"--threads=0"}, {"--threads"}},
       {{"--seqlen=64"}, {"--seqlen", "did you mean --seqlens"}},

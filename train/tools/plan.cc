@@ -117,7 +117,7 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   int64_t count = 0;
   BURST_ASSIGN_OR_RETURN(question.gpu, GpuOf(c, &count));
   question.gpus_per_node = static_cast<int>(c.gpus_per_node);
-  question.may_choose = [&](absl::string_view name) { return c.fit && !options.Given(name); };
+  question.may_choose = [&](absl::string_view name) { return c.fit && !options.Named(name); };
   const auto may_choose_all = [&](std::initializer_list<absl::string_view> names) {
     return std::all_of(names.begin(), names.end(), question.may_choose);
   };
