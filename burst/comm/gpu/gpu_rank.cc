@@ -120,7 +120,8 @@ absl::StatusOr<std::unique_ptr<GpuCommunicator>> GpuCommunicator::Create(Communi
 absl::Status GpuCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
   BURST_ASSIGN_OR_RETURN(const std::vector<double> gpus, host_->AllGather(device_));
   if (world_->in_threads && CanCopyBetween(std::vector<int>(gpus.begin(), gpus.end()))) {
-    auto exchange = world_->exchanges.Get(std::string(ids[0].internal, sizeof(ids[0].internal)));
+    auto exchange =
+        world_->exchanges.Get(std::string(ids[0].internal, sizeof(ids[0].internal)), world_size());
     std::vector<int> world_ranks(world_size());
     for (int r = 0; r < world_size(); ++r) world_ranks[r] = WorldRank(r);
     copies_ = std::make_unique<PeerCopies>(std::move(exchange), &world_->failure, rank(),

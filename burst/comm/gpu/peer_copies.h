@@ -6,13 +6,13 @@
 #include <cuda_runtime.h>
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,36 +25,57 @@ namespace burst {
 // The meeting place for messages of a communicator whose ranks are threads of this process. The
 // side that posts later, sender or receiver, queues the copy.
 class PeerExchange {
+ public:
+  explicit PeerExchange(int world_size)
+      : world_size_(world_size), boxes_(kNumChannels * world_size * world_size) {}
+
  private:
   friend class PeerCopies;
 
+  // An event of the sender's GPU, recorded after copies of one Post. Its sender uses it again once
+  // the receiver has let go of it.
+  struct Done {
+    explicit Done(cudaEvent_t event) : event(event) {}
+    Done(const Done&) = delete;
+    ~Done();
+    cudaEvent_t event;
+  };
   struct Transfer {
-    Transfer() = default;
-    Transfer(const Transfer&) = delete;
-    ~Transfer();
+    Transfer(int from, int to, int64_t bytes) : from(from), to(to), bytes(bytes) {}
+    const int from, to;  // ranks
+    const int64_t bytes;
     const void* source = nullptr;
     void* destination = nullptr;
-    int64_t bytes = 0;
-    int from = 0, to = 0;
     cudaStream_t stream = nullptr;  // the sender's, of this channel
     cudaEvent_t source_ready = nullptr, destination_ready = nullptr;
-    cudaEvent_t done = nullptr;  // of the sender's GPU; recorded once `queued`
-    bool queued = false;
+    std::shared_ptr<Done> done;
+    std::atomic<bool> queued{false};  // true once `done` was recorded after the copy
   };
-  using Pair = std::tuple<Channel, int, int>;  // from, to
+  using Transfers = std::deque<std::shared_ptr<Transfer>>;
+  // The messages from one rank to another on one channel that only one side has posted. Every pair
+  // has its own lock, so that ranks do not wait for other ranks' calls of CUDA.
+  struct Box {
+    std::mutex mutex;
+    std::condition_variable queued;
+    Transfers sends, receives;  // in the order of their Posts; one of the two is empty
+  };
 
-  std::mutex mutex_;
-  std::condition_variable queued_;
-  // Posted by one side, in order; one side's only.
-  std::map<Pair, std::deque<std::shared_ptr<Transfer>>> sends_, receives_;
+  static std::shared_ptr<Transfer> Meet(Transfers& others, Transfers& own, int from, int to,
+                                        int64_t bytes);
+  Box& box(Channel channel, int from, int to) {
+    return boxes_[(static_cast<int>(channel) * world_size_ + from) * world_size_ + to];
+  }
+
+  const int world_size_;
+  std::vector<Box> boxes_;
 };
 
 // The exchanges of this process's communicators. Thread-safe.
 class PeerExchanges {
  public:
-  // Returns the exchange of the communicator whose ranks agreed on `key`. The first call makes it;
-  // it is freed with the last user.
-  std::shared_ptr<PeerExchange> Get(const std::string& key);
+  // Returns the exchange of the `world_size` ranks of the communicator that agreed on `key`. The
+  // first call makes it; it is freed with the last user.
+  std::shared_ptr<PeerExchange> Get(const std::string& key, int world_size);
 
  private:
   std::mutex mutex_;
@@ -80,20 +101,20 @@ class PeerCopies {
   absl::Status Wait(Channel channel);
 
  private:
+  using Box = PeerExchange::Box;
+  using Done = PeerExchange::Done;
   using Transfer = PeerExchange::Transfer;
-  using Queues = std::map<PeerExchange::Pair, std::deque<std::shared_ptr<Transfer>>>;
   struct Lane {
     cudaStream_t stream = nullptr;
     std::vector<std::shared_ptr<Transfer>> posted;  // since the last Wait
     std::vector<cudaEvent_t> ready;                 // recorded by those Posts
   };
 
-  // The lock of the exchange is held.
+  Lane& lane(Channel channel) { return lanes_[static_cast<int>(channel)]; }
   cudaEvent_t TakeEvent();
-  std::shared_ptr<Transfer> Meet(Queues& others, Queues& own, const PeerExchange::Pair& pair,
-                                 int64_t bytes);
+  void Queue(Box& box, absl::Span<const std::shared_ptr<Transfer>> met);
+  absl::Status WaitUntilQueued(Channel channel, const Transfer& transfer);
   void SayWait(Channel channel, const Transfer& transfer) const;
-  void QueueIfMet(Transfer& transfer);
   void Join(Lane& lane);
 
   const std::shared_ptr<PeerExchange> exchange_;
@@ -103,7 +124,7 @@ class PeerCopies {
   std::array<Lane, kNumChannels> lanes_;
   std::vector<cudaEvent_t> idle_;  // events
   // Waited for here. Their events can be used again once the receiver has released them.
-  std::deque<std::shared_ptr<Transfer>> sent_;
+  std::deque<std::shared_ptr<Done>> sent_;
 };
 
 // Returns whether every two of these GPUs (indices in this process) can read and write each other's
