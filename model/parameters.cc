@@ -182,7 +182,7 @@ void ParameterList::Initialize(uint64_t seed) {
     const Parameter& parameter = parameters_[i];
     // The CPU draws the values, so that every device starts from the same bits.
     const bool in_place = sharding_.stage == 0 && device_ == DeviceType::kCpu &&
-                          parameter.shape == parameter.full_shape;
+                          dtype_ == master_dtype() && parameter.shape == parameter.full_shape;
     const Tensor drawn =
         in_place ? Masters(i) : Tensor::Empty(parameter.full_shape, master_dtype());
     if (parameter.init_std == 0) {

@@ -313,7 +313,9 @@ void Tensor::ConvertFrom(const Tensor& source) const {
     Dispatch(dtype_, [&](auto to) {
       const auto* x = source.data<decltype(from)>();
       auto* y = data<decltype(to)>();
-      for (int64_t i = 0; i < numel(); ++i) y[i] = burst::Convert<decltype(to)>(x[i]);
+      ParallelFor(numel(), kGrain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) y[i] = burst::Convert<decltype(to)>(x[i]);
+      });
     });
   });
 }
@@ -350,6 +352,11 @@ void Tensor::Add(const Tensor& other) const {
     return;
   }
   if (dtype_ == DType::kFloat32 && Is16Bit(other.dtype_)) return Add(other.To(dtype_));
+  if (Is16Bit(dtype_)) {
+    const Tensor sum = To(DType::kFloat32);
+    sum.Add(other);
+    return ConvertFrom(sum);
+  }
   DispatchFloat(dtype_, [&](auto zero) {
     using T = decltype(zero);
     T* y = data<T>();
@@ -365,6 +372,11 @@ void Tensor::Scale(double factor) const {
   if (device_ == DeviceType::kCuda) {
     BURST_GPU_KERNEL(Scale, *this, factor);
     return;
+  }
+  if (Is16Bit(dtype_)) {
+    const Tensor scaled = To(DType::kFloat32);
+    scaled.Scale(factor);
+    return ConvertFrom(scaled);
   }
   DispatchFloat(dtype_, [&](auto zero) {
     using T = decltype(zero);

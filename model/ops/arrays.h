@@ -1,4 +1,5 @@
-// Raw rows of numbers as Eigen arrays, whose loops (exp and log among them) are vectorized.
+// The numbers of CPU tensors for the ops: as float or double in memory, and as Eigen arrays, whose
+// loops (exp and log among them) are vectorized.
 #pragma once
 
 #include <Eigen/Core>
@@ -19,6 +20,53 @@ auto AsArray(T* data, int64_t size) {
 template <typename T>
 auto AsArray(const T* data, int64_t size) {
   return Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>(data, size);
+}
+
+// Calls function(T()) with the type in which the CPU computes with tensors of `dtype`: double for
+// float64, else float.
+template <typename Function>
+auto DispatchComputed(DType dtype, Function&& function) {
+  return DispatchFloat(SumDType(dtype), function);
+}
+
+// The numbers of a contiguous CPU tensor as T, while the object lives. They are the tensor's memory,
+// or for bfloat16 a copy in float32, which is rounded into the tensor at the end.
+template <typename T>
+class Numbers {
+ public:
+  Numbers(const Tensor& tensor, bool reads, bool writes) : tensor_(tensor), writes_(writes) {
+    if (tensor.null() || tensor.dtype() == DTypeOf<T>::value) return;
+    copy_ = Tensor::Empty(tensor.shape(), DTypeOf<T>::value);
+    if (reads) copy_.ConvertFrom(tensor);
+  }
+  ~Numbers() {
+    if (!copy_.null() && writes_) tensor_.ConvertFrom(copy_);
+  }
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+
+  const Tensor& tensor() const { return copy_.null() ? tensor_ : copy_; }
+  // Null for a null tensor.
+  operator T*() const { return tensor_.null() ? nullptr : tensor().template data<T>(); }
+
+ private:
+  const Tensor tensor_;
+  const bool writes_;
+  Tensor copy_;  // null where the tensor has T itself
+};
+
+// For numbers that are read alone, that are all assigned, and that are added to.
+template <typename T>
+Numbers<T> ReadAs(const Tensor& tensor) {
+  return Numbers<T>(tensor, /*reads=*/true, /*writes=*/false);
+}
+template <typename T>
+Numbers<T> WriteAs(const Tensor& tensor) {
+  return Numbers<T>(tensor, /*reads=*/false, /*writes=*/true);
+}
+template <typename T>
+Numbers<T> UpdateAs(const Tensor& tensor) {
+  return Numbers<T>(tensor, /*reads=*/true, /*writes=*/true);
 }
 
 // Elements of an array that stays in the L1 cache, for intermediates of elementwise loops.

@@ -5,6 +5,7 @@
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/tensor/gpu_kernel.h"
+#include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/ops.h"
 
@@ -68,10 +69,10 @@ void Apply(const DropoutSite& site, const Tensor& x, const Tensor& residual, con
     BURST_GPU_KERNEL(DropoutApply, mask, site.positions, x, residual, y);
     return;
   }
-  DispatchFloat(x.dtype(), [&](auto zero) {
+  DispatchComputed(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    ApplyOnCpu<T>(mask, site.positions.data<int32_t>(), x.shape(), x.data<T>(),
-                  residual.null() ? nullptr : residual.data<T>(), y.data<T>());
+    ApplyOnCpu<T>(mask, site.positions.data<int32_t>(), x.shape(), ReadAs<T>(x), ReadAs<T>(residual),
+                  WriteAs<T>(y));
   });
 }
 

@@ -10,18 +10,28 @@ namespace burst {
 
 // ---- Add.
 
+namespace {
+
+// y = a + b. a, b, y: [n]
+template <typename T>
+void AddForward(int64_t n, const T* a, const T* b, T* y) {
+  ForEachTile(n, [&](int64_t begin, int64_t size) {
+    AsArray(y + begin, size) = AsArray(a + begin, size) + AsArray(b + begin, size);
+  });
+}
+
+}  // namespace
+
 Variable Add(Tape& tape, const Variable& a, const Variable& b) {
   BURST_CHECK(a.shape() == b.shape() && a.value().is_contiguous() && b.value().is_contiguous());
   const Variable y = tape.Output(Tensor::EmptyLike(a.value()), {a, b});
   if (y.value().device() == DeviceType::kCuda) {
     BURST_GPU_KERNEL(AddForward, a.value(), b.value(), y.value());
   } else {
-    DispatchFloat(y.value().dtype(), [&](auto zero) {
+    DispatchComputed(y.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      ForEachTile(y.value().numel(), [&](int64_t begin, int64_t size) {
-        AsArray(y.value().data<T>() + begin, size) =
-            AsArray(a.value().data<T>() + begin, size) + AsArray(b.value().data<T>() + begin, size);
-      });
+      AddForward<T>(y.value().numel(), ReadAs<T>(a.value()), ReadAs<T>(b.value()),
+                    WriteAs<T>(y.value()));
     });
   }
   if (!tape.NeedsGrad({a, b})) return y;
@@ -38,6 +48,13 @@ Variable Add(Tape& tape, const Variable& a, const Variable& b) {
 
 namespace {
 
+template <typename T>
+void ScaleForward(int64_t n, T factor, const T* x, T* y) {
+  ForEachTile(n, [&](int64_t begin, int64_t size) {
+    AsArray(y + begin, size) = factor * AsArray(x + begin, size);
+  });
+}
+
 // Returns y = factor x, of x's shape.
 Tensor Scaled(const Tensor& x, double factor) {
   const Tensor y = Tensor::EmptyLike(x);
@@ -45,11 +62,9 @@ Tensor Scaled(const Tensor& x, double factor) {
     BURST_GPU_KERNEL(ScaleForward, x, factor, y);
     return y;
   }
-  DispatchFloat(x.dtype(), [&](auto zero) {
+  DispatchComputed(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    ForEachTile(x.numel(), [&](int64_t begin, int64_t size) {
-      AsArray(y.data<T>() + begin, size) = T(factor) * AsArray(x.data<T>() + begin, size);
-    });
+    ScaleForward<T>(x.numel(), T(factor), ReadAs<T>(x), WriteAs<T>(y));
   });
   return y;
 }
@@ -130,9 +145,9 @@ Variable Gelu(Tape& tape, const Variable& x) {
   if (on_gpu) {
     BURST_GPU_KERNEL(GeluForward, x.value(), y.value());
   } else {
-    DispatchFloat(x.value().dtype(), [&](auto zero) {
+    DispatchComputed(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      GeluForward<T>(n, x.value().data<T>(), y.value().data<T>());
+      GeluForward<T>(n, ReadAs<T>(x.value()), WriteAs<T>(y.value()));
     });
   }
   if (!tape.NeedsGrad({x})) return y;
@@ -142,9 +157,9 @@ Variable Gelu(Tape& tape, const Variable& x) {
     if (on_gpu) {
       BURST_GPU_KERNEL(GeluBackward, x.value(), dy, dx);
     } else {
-      DispatchFloat(dy.dtype(), [&](auto zero) {
+      DispatchComputed(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        GeluBackward<T>(n, x.value().data<T>(), dy.data<T>(), dx.data<T>());
+        GeluBackward<T>(n, ReadAs<T>(x.value()), ReadAs<T>(dy), WriteAs<T>(dx));
       });
     }
     x.AddGrad(dx);
@@ -182,9 +197,9 @@ Variable SoftCap(Tape& tape, const Variable& x, double cap) {
   if (on_gpu) {
     BURST_GPU_KERNEL(SoftCapForward, x.value(), cap, y.value());
   } else {
-    DispatchFloat(x.value().dtype(), [&](auto zero) {
+    DispatchComputed(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      SoftCapForward<T>(n, static_cast<T>(cap), x.value().data<T>(), y.value().data<T>());
+      SoftCapForward<T>(n, static_cast<T>(cap), ReadAs<T>(x.value()), WriteAs<T>(y.value()));
     });
   }
   if (!tape.NeedsGrad({x})) return y;
@@ -194,9 +209,9 @@ Variable SoftCap(Tape& tape, const Variable& x, double cap) {
     if (on_gpu) {
       BURST_GPU_KERNEL(SoftCapBackward, y.value(), dy, cap, dx);
     } else {
-      DispatchFloat(dy.dtype(), [&](auto zero) {
+      DispatchComputed(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        SoftCapBackward<T>(n, static_cast<T>(cap), y.value().data<T>(), dy.data<T>(), dx.data<T>());
+        SoftCapBackward<T>(n, static_cast<T>(cap), ReadAs<T>(y.value()), ReadAs<T>(dy), WriteAs<T>(dx));
       });
     }
     x.AddGrad(dx);
@@ -254,9 +269,9 @@ Variable Glu(Tape& tape, const Variable& gate_up, const char* name) {
   } else if (on_gpu) {
     BURST_GPU_KERNEL(SwiGluForward, gate_up.value(), y.value());
   } else {
-    DispatchFloat(gate_up.value().dtype(), [&](auto zero) {
+    DispatchComputed(gate_up.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      GluForward<Gate, T>(rows, n, gate_up.value().data<T>(), y.value().data<T>());
+      GluForward<Gate, T>(rows, n, ReadAs<T>(gate_up.value()), WriteAs<T>(y.value()));
     });
   }
   if (!tape.NeedsGrad({gate_up})) return y;
@@ -268,9 +283,9 @@ Variable Glu(Tape& tape, const Variable& gate_up, const char* name) {
     } else if (on_gpu) {
       BURST_GPU_KERNEL(SwiGluBackward, gate_up.value(), dy, dgate_up);
     } else {
-      DispatchFloat(dy.dtype(), [&](auto zero) {
+      DispatchComputed(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        GluBackward<Gate, T>(rows, n, gate_up.value().data<T>(), dy.data<T>(), dgate_up.data<T>());
+        GluBackward<Gate, T>(rows, n, ReadAs<T>(gate_up.value()), ReadAs<T>(dy), WriteAs<T>(dgate_up));
       });
     }
     gate_up.AddGrad(dgate_up);

@@ -1,3 +1,4 @@
+#include <cstring>
 
 #include "burst/base/parallel.h"
 #include "burst/tensor/gpu_kernel.h"
@@ -9,12 +10,13 @@ namespace burst {
 namespace {
 
 // y[t] = table[ids[t]]. ids: [tokens], table: [rows, width], y: [tokens, width]
-template <typename T>
-void EmbeddingForward(int64_t tokens, int64_t width, const int32_t* ids, const T* table, T* y) {
-  ParallelFor(tokens, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      AsArray(y + t * width, width) = AsArray(table + ids[t] * width, width);
-    }
+void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& y) {
+  const int64_t row = table.dim(1) * SizeOf(table.dtype());
+  const auto* id = ids.data<int32_t>();
+  const auto* from = static_cast<const char*>(table.raw_data());
+  auto* to = static_cast<char*>(y.raw_data());
+  ParallelFor(ids.numel(), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) std::memcpy(to + t * row, from + id[t] * row, row);
   });
 }
 
@@ -74,19 +76,15 @@ Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table) {
   shape.push_back(width);
   const Variable y =
       tape.Output(Tensor::Empty(shape, table.value().dtype(), table.value().device()), {table});
-  DispatchFloat(table.value().dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    EmbeddingForward<T>(tokens, width, ids.data<int32_t>(), table.value().data<T>(),
-                        y.value().data<T>());
-  });
+  EmbeddingForward(ids, table.value(), y.value());
   if (!tape.NeedsGrad({table})) return y;
 
   tape.Record("embedding", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
-    DispatchFloat(dy.dtype(), [&](auto zero) {
+    DispatchComputed(dy.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      EmbeddingBackward<T>(tokens, width, ids.data<int32_t>(), dy.data<T>(),
-                           table.MutableGrad().data<T>());
+      EmbeddingBackward<T>(tokens, width, ids.data<int32_t>(), ReadAs<T>(dy),
+                           UpdateAs<T>(table.MutableGrad()));
     });
   });
   return y;

@@ -39,7 +39,8 @@ template <typename T>
 void Forward(const Group& group, int64_t tokens, int64_t heads, int64_t head_dim, const T* x,
              double eps, T* y) {
   const int64_t channels = group.channels();
-  const auto w = AsArray(group.weight.value().template data<T>(), channels) + T(group.offset);
+  const auto weight = ReadAs<T>(group.weight.value());
+  const auto w = AsArray<T>(weight, channels) + T(group.offset);
   T* const rstd = group.rstd.template data<T>();
   ParallelFor(tokens, 16, [&](int64_t begin, int64_t end) {
     ForEachRow(group, begin, end, heads, head_dim, [&](int64_t number, int64_t at) {
@@ -57,11 +58,11 @@ template <typename T>
 void Backward(const Group& group, int64_t tokens, int64_t heads, int64_t head_dim, const T* x,
               const T* dy, T* dx) {
   const int64_t channels = group.channels();
-  const auto w = AsArray(group.weight.value().template data<T>(), channels) + T(group.offset);
+  const auto weight = ReadAs<T>(group.weight.value());
+  const auto w = AsArray<T>(weight, channels) + T(group.offset);
   const T* const rstd = group.rstd.template data<T>();
-  const Tensor dweight = GradBuffer(group.weight);
-  SumOverRowBlocks(
-      tokens, channels, dweight.data<T>(), [&](int64_t begin, int64_t end, T* partial) {
+  SumOverRowBlocks<T>(
+      tokens, channels, UpdateAs<T>(GradBuffer(group.weight)), [&](int64_t begin, int64_t end, T* partial) {
         ForEachRow(group, begin, end, heads, head_dim, [&](int64_t number, int64_t at) {
           const auto row = AsArray(x + at, channels), grad = AsArray(dy + at, channels);
           const T scale = rstd[number];
@@ -98,17 +99,18 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
   const bool on_gpu = x.value().device() == DeviceType::kCuda;
 
   const Tensor result = Tensor::EmptyLike(x.value());
-  for (const Group& group : groups) {
-    if (on_gpu) {  // the kernel takes rows behind each other
+  if (on_gpu) {
+    for (const Group& group : groups) {  // the kernel takes rows behind each other
       const Tensor from = of(x.value(), group).Contiguous(), to = Tensor::EmptyLike(from);
       BURST_GPU_KERNEL(RmsNormForward, from, group.weight.value(), offset, eps, to, Tensor(),
                        group.rstd);
       of(result, group).CopyFrom(to);
-      continue;
     }
-    DispatchFloat(result.dtype(), [&](auto zero) {
+  } else {
+    DispatchComputed(result.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      Forward<T>(group, tokens, heads, head_dim, x.value().data<T>(), eps, result.data<T>());
+      const auto from = ReadAs<T>(x.value()), to = WriteAs<T>(result);
+      for (const Group& group : groups) Forward<T>(group, tokens, heads, head_dim, from, eps, to);
     });
   }
   if (rest.count > 0) of(result, rest).CopyFrom(of(x.value(), rest));
@@ -117,20 +119,22 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
   if (!tape.NeedsGrad({x, queries.weight, keys.weight})) return y;
   tape.Record("rmsnorm_heads", {y}, [=] {
     const Tensor dy = y.grad().Contiguous(), dx = Tensor::EmptyLike(dy);
-    for (const Group& group : groups) {
-      if (on_gpu) {
+    if (on_gpu) {
+      for (const Group& group : groups) {
         const Tensor from = of(x.value(), group).Contiguous();
         const Tensor dfrom = Tensor::EmptyLike(from);
         BURST_GPU_KERNEL(RmsNormBackward, from, group.weight.value(), offset, group.rstd,
                          of(dy, group).Contiguous(), /*before=*/Tensor(), dfrom,
                          /*dx_amax=*/Tensor(), WantedGrad(group.weight));
         of(dx, group).CopyFrom(dfrom);
-        continue;
       }
-      DispatchFloat(dy.dtype(), [&](auto zero) {
+    } else {
+      DispatchComputed(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        Backward<T>(group, tokens, heads, head_dim, x.value().data<T>(), dy.data<T>(),
-                    dx.data<T>());
+        const auto from = ReadAs<T>(x.value()), from_grad = ReadAs<T>(dy), to = WriteAs<T>(dx);
+        for (const Group& group : groups) {
+          Backward<T>(group, tokens, heads, head_dim, from, from_grad, to);
+        }
       });
     }
     if (rest.count > 0) of(dx, rest).CopyFrom(of(dy, rest));

@@ -78,33 +78,35 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
       tape.Output(use == ResultUse::kUnread ? Tensor::Null(shape, dtype, DeviceType::kCpu)
                                             : Tensor::Empty(shape, dtype),
                   {x, weight, bias, residual});
-  DispatchFloat(dtype, [&](auto zero) {
+  DispatchComputed(dtype, [&](auto zero) {
     if (use == ResultUse::kUnread) return;
     using T = decltype(zero);
-    LinearForward(AsMatrix<T>(x.value(), in), AsMatrix<T>(weight.value(), in),
-                  bias.defined() ? bias.value().data<T>() : nullptr,
-                  residual.defined() ? residual.value().data<T>() : nullptr,
-                  AsMatrix<T>(y.value(), out));
+    LinearForward<T>(AsMatrix<T>(ReadAs<T>(x.value()).tensor(), in),
+                     AsMatrix<T>(ReadAs<T>(weight.value()).tensor(), in),
+                     ReadAs<T>(bias.defined() ? bias.value() : Tensor()),
+                     ReadAs<T>(residual.defined() ? residual.value() : Tensor()),
+                     AsMatrix<T>(WriteAs<T>(y.value()).tensor(), out));
   });
   if (!tape.NeedsGrad({x, weight, bias, residual})) return y;
 
   // dx += dy W, dW += dy^T x, dbias += sum of dy, dresidual += dy
   tape.Record("linear", {y}, [=] {
     const Tensor y_grad = y.grad().Contiguous();
-    DispatchFloat(x.value().dtype(), [&](auto zero) {
+    DispatchComputed(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      const auto dy = AsMatrix<T>(y_grad, out);
+      const auto dy_numbers = ReadAs<T>(y_grad);
+      const auto dy = AsMatrix<T>(dy_numbers.tensor(), out);
       if (x.requires_grad()) {
-        MatMul(dy, AsMatrix<T>(weight.value(), in), AsMatrix<T>(x.MutableGrad(), in),
-               Into::kAccumulate);
+        MatMul(dy, AsMatrix<T>(ReadAs<T>(weight.value()).tensor(), in),
+               AsMatrix<T>(UpdateAs<T>(x.MutableGrad()).tensor(), in), Into::kAccumulate);
       }
       if (dx_done != nullptr) dx_done();
       if (weight.requires_grad()) {
-        MatMul(dy.Transposed(), AsMatrix<T>(x.value(), in), AsMatrix<T>(weight.MutableGrad(), in),
-               Into::kAccumulate);
+        MatMul(dy.Transposed(), AsMatrix<T>(ReadAs<T>(x.value()).tensor(), in),
+               AsMatrix<T>(UpdateAs<T>(weight.MutableGrad()).tensor(), in), Into::kAccumulate);
       }
       if (bias.defined() && bias.requires_grad()) {
-        BiasBackward(dy, bias.MutableGrad().template data<T>());
+        BiasBackward<T>(dy, UpdateAs<T>(bias.MutableGrad()));
       }
     });
     if (residual.defined()) residual.AddGrad(y.grad());

@@ -71,10 +71,10 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
     BURST_GPU_KERNEL(RmsNormForward, x.value(), weight.value(), offset, eps, y.value(), y.scale(),
                      rstd);
   } else {
-    DispatchFloat(x.value().dtype(), [&](auto zero) {
+    DispatchComputed(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      RmsNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), offset, eps,
-                        y.value().data<T>(), rstd.data<T>());
+      RmsNormForward<T>(rows, width, ReadAs<T>(x.value()), ReadAs<T>(weight.value()), offset, eps,
+                        WriteAs<T>(y.value()), rstd.data<T>());
     });
   }
   if (!tape.NeedsGrad({x, weight})) return y;
@@ -87,11 +87,11 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
                        dx.sum(), dx.amax(), WantedGrad(weight));
       return dx.Set();
     }
-    DispatchFloat(x.value().dtype(), [&](auto zero) {
+    DispatchComputed(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      RmsNormBackward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), offset,
-                         rstd.data<T>(), dy.data<T>(), GradBuffer(x).data<T>(),
-                         GradBuffer(weight).data<T>());
+      RmsNormBackward<T>(rows, width, ReadAs<T>(x.value()), ReadAs<T>(weight.value()), offset,
+                         rstd.data<T>(), ReadAs<T>(dy), UpdateAs<T>(GradBuffer(x)),
+                         UpdateAs<T>(GradBuffer(weight)));
     });
   });
   return y;
@@ -155,10 +155,10 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
     BURST_GPU_KERNEL(LayerNormForward, x.value(), weight.value(), bias.value(), eps, y.value(),
                      y.scale(), mean, rstd);
   } else {
-    DispatchFloat(x.value().dtype(), [&](auto zero) {
+    DispatchComputed(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      LayerNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(),
-                          bias.value().data<T>(), eps, y.value().data<T>(), mean.data<T>(),
+      LayerNormForward<T>(rows, width, ReadAs<T>(x.value()), ReadAs<T>(weight.value()),
+                          ReadAs<T>(bias.value()), eps, WriteAs<T>(y.value()), mean.data<T>(),
                           rstd.data<T>());
     });
   }
@@ -172,11 +172,11 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
                        dx.sum(), dx.amax(), WantedGrad(weight), WantedGrad(bias));
       return dx.Set();
     }
-    DispatchFloat(x.value().dtype(), [&](auto zero) {
+    DispatchComputed(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
-      LayerNormBackward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(),
-                           mean.data<T>(), rstd.data<T>(), dy.data<T>(), GradBuffer(x).data<T>(),
-                           GradBuffer(weight).data<T>(), GradBuffer(bias).data<T>());
+      LayerNormBackward<T>(rows, width, ReadAs<T>(x.value()), ReadAs<T>(weight.value()),
+                           mean.data<T>(), rstd.data<T>(), ReadAs<T>(dy), UpdateAs<T>(GradBuffer(x)),
+                           UpdateAs<T>(GradBuffer(weight)), UpdateAs<T>(GradBuffer(bias)));
     });
   });
   return y;

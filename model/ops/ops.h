@@ -3,8 +3,8 @@
 //
 // An op computes its value and records its backward on the tape (burst/autograd/tape.h); the
 // equations of a backward stand at its code. "[..., n]" is any number of leading axes. Tensors
-// are contiguous, of one device and one dtype: float32, float64 or, on a GPU, bfloat16, which is
-// computed in float32. Positions, ids and targets are int32. Shapes that do not fit are bugs of the
+// are contiguous, of one device and one dtype: float32, float64 or bfloat16, which is computed in
+// float32. Positions, ids and targets are int32. Shapes that do not fit are bugs of the
 // caller and abort (BURST_CHECK); no op returns an error. Every reduction has a fixed order, so one
 // machine gives the same bits in every run.
 //

@@ -100,9 +100,9 @@ Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> ta
       BURST_GPU_KERNEL(RopeRotate, from, table->cos, table->sin, rotated, sign, to, amax);
       return to;
     }
-    DispatchFloat(from.dtype(), [&](auto zero) {
+    DispatchComputed(from.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      Rotate<T>(*table, heads, rotated, static_cast<T>(sign), from.data<T>(), to.data<T>());
+      Rotate<T>(*table, heads, rotated, static_cast<T>(sign), ReadAs<T>(from), WriteAs<T>(to));
     });
     return to;
   };

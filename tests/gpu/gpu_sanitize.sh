@@ -28,7 +28,7 @@ mr activations_cuda_test *
 mr ops_cuda_test *-*Statistics*:*SameBits*:*Independent*:*DeathTest*
 mr dense_ops_cuda_test *
 mr matmul_cuda_test *-*SameBits*
-mr ops_bf16_test *Rounded*:*Edges*
+mr ops_bf16_cuda_test *Rounded*:*Edges*
 mr adamw_cuda_test *
 mr flash_attention_cuda_test Short/SweepTest*_d64_70x33:Short/SweepTest*_d7_*:*DTypeTest*
 mr flash_attention_16bit_test Short/*_d64_70x33:Short/*_d128_70x33:Wide/*_d192_70x33
@@ -47,7 +47,7 @@ r sm90_flash_attention_test *Grouped*
 mr transformer_cuda_test Transformer.Llama*:Transformer.Gpt2*:Ranks.*
 mr decode_cuda_test *
 mr recompute_cuda_test *
-m cuda_parity_test *
+m parity_cuda_test *
 m cuda_train_test *Resume*
 m trainer_cuda_test *Recomputation*
 END

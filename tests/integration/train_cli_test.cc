@@ -343,8 +343,8 @@ TEST_F(TrainCli, GenerationIsAFunctionOfItsSeed) {
   ExpectError(Generate({"--checkpoint=run", "--ranks=5000"}), 2, {"--ranks", "5000", "at most"});
   ExpectError(Generate({"--checkpoint=run", "--layout=round"}), 2, {"--layout", "round"});
   ExpectError(Generate({"--checkpoint=run", "--layout=striped"}), 2, {"--layout", "--ranks=1"});
-  ExpectError(Generate({"--checkpoint=run", "--device=cpu", "--precision=bf16"}), 2,
-              {"--precision", "bf16"});
+  ExpectError(Generate({"--checkpoint=run", "--device=cpu", "--precision=tf32"}), 2,
+              {"--precision", "tf32", "bf16"});
   ExpectError(Generate({"--checkpoint=run", "--prompt=\xE2\x82\xAC"}), 1, {"--prompt", "U+20AC"});
   ExpectError(Generate({"--checkpoint=run", "--temperature=-1"}), 2, {"--temperature"});
   ExpectError(Generate({"--checkpoint=run", "--top_k=-1"}), 2, {"--top_k"});

@@ -66,10 +66,8 @@ TEST(Decode, EqualsForward) {
   for (const ModelConfig& config : ModelsWithSinks()) ExpectDecodeEqualsForward(config, 12, 5);
 }
 
-// The precision is the one of generation, bfloat16 on a GPU.
 TEST(Decode, AModelOfValuesAloneHasTheSameBits) {
-  const bool cuda = kTestDevice == DeviceType::kCuda;
-  const DType dtype = cuda ? DType::kBFloat16 : DType::kFloat32;
+  constexpr DType dtype = DType::kBFloat16;
   ModelConfig config = SmallLlama(false);
   config.width = 64;  // heads of 16, for kernels of 16 bits
   const Text text = RandomText(config.vocab, false, 12);

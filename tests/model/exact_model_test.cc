@@ -186,9 +186,7 @@ TEST_P(ExactModel, IsThePlainModelToRounding) {
 }
 
 TEST_P(ExactModel, HasTheSameBitsOnAnyMesh) {
-  std::vector<DType> dtypes = {DType::kFloat32};
-  if (kTestDevice == DeviceType::kCuda) dtypes.push_back(DType::kBFloat16);
-  for (const DType dtype : dtypes) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const Results one = Exact(GetParam(), dtype, {1, 1}, Layout::kZigzag);
     EXPECT_GT(one.loss, 0.5);
     for (const Mesh& mesh :

@@ -339,9 +339,7 @@ absl::Status CheckExchanges(Communicator& comm, DType dtype) {
 }
 
 std::vector<DType> TestDTypes() {
-  std::vector<DType> dtypes = {DType::kFloat32, DType::kFloat64};
-  if (kTestDevice == DeviceType::kCuda) dtypes.push_back(DType::kBFloat16);
-  return dtypes;
+  return {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
 }
 
 TEST(TokenExchange, MovesAndSumsTokens) {

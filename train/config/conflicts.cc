@@ -113,10 +113,10 @@ constexpr Side kBf16Layers = {"bf16_layers", "--bf16_layers", "0", "--bf16_layer
                               [](const Config& c) { return c.bf16_layers > 0; }};
 constexpr Side kNotBf16 = {"precision", "--precision=fp32 or tf32", "bf16", "--precision=fp32",
                            [](const Config& c) { return c.dtype != DType::kBFloat16; }};
-constexpr Side kGpuPrecision = {"precision", "--precision=tf32, bf16 or fp8", "auto or fp32",
+constexpr Side kGpuPrecision = {"precision", "--precision=tf32 or fp8", "auto, fp32 or bf16",
                                 "--precision=tf32", [](const Config& c) {
-                                  return c.given().precision != Precision::kAuto &&
-                                         c.given().precision != Precision::kFp32;
+                                  return c.given().precision == Precision::kTf32 ||
+                                         c.given().precision == Precision::kFp8;
                                 }};
 constexpr Side kMuon = {"optimizer", "--optimizer=muon", "adamw", "--optimizer=muon",
                         [](const Config& c) { return c.optimizer == OptimizerKind::kMuon; }};
@@ -226,7 +226,7 @@ constexpr TrainConflict kConflicts[] = {
     {kExactChunk, kNotExact, "it is the size of the chunks of an exact run", "give --exact"},
 
     // Conflicts of number formats.
-    {kGpuPrecision, kCpu, "the CPU computes in fp32", "give --device=cuda"},
+    {kGpuPrecision, kCpu, "the CPU multiplies in fp32", "give --device=cuda"},
     {kFp8Recipe, kNotFp8, "it chooses the scales of fp8", "give --precision=fp8"},
     {kBf16Layers, kNotFp8, "all layers have one precision", "give --precision=fp8"},
 

@@ -59,7 +59,8 @@ absl::Status ResolvePrecision(const TrainConfig& c, const Launch& launch, Resolv
                     launch.gpus));
   const bool cuda = config->device == DeviceType::kCuda;
   config->fp8 = c.precision == Precision::kFp8;
-  if (cuda && c.precision != Precision::kFp32 && c.precision != Precision::kTf32) {
+  if (c.precision == Precision::kBf16 ||
+      (cuda && (c.precision == Precision::kAuto || c.precision == Precision::kFp8))) {
     config->dtype = DType::kBFloat16;
   }
   config->tf32 = c.precision == Precision::kTf32;

@@ -34,11 +34,11 @@ absl::StatusOr<Place> FindPlace(const ModelOptions& c, const Launch& launch) {
   if (precision == Precision::kFp8) {
     return InvalidOption("precision", "must be auto, fp32, tf32 or bf16; got fp8; give bf16");
   }
-  if (!cuda && precision != Precision::kAuto && precision != Precision::kFp32) {
-    return InvalidOption("precision", "must be auto or fp32 on the CPU; got ", Name(precision),
-                         "; give --device=cuda");
+  if (!cuda && precision == Precision::kTf32) {
+    return InvalidOption("precision", "must be auto, fp32 or bf16 on the CPU; got tf32; ",
+                         "give --device=cuda");
   }
-  if (cuda && (precision == Precision::kAuto || precision == Precision::kBf16)) {
+  if (precision == Precision::kBf16 || (cuda && precision == Precision::kAuto)) {
     place.dtype = DType::kBFloat16;
   }
   if (precision == Precision::kTf32) cuda::AllowTf32(true);

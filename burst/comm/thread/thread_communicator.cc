@@ -302,7 +302,9 @@ void SumSegment(absl::Span<T* const> tensors, int s, Segment segment) {
 absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
   BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
   BURST_CHECK(tensor.dtype() != DType::kInt32) << "cannot reduce " << Name(tensor.dtype());
-  if (tensor.device() != DeviceType::kCpu) return Communicator::AllReduceSum(tensor);
+  if (tensor.device() != DeviceType::kCpu || Is16Bit(tensor.dtype())) {
+    return Communicator::AllReduceSum(tensor);
+  }
   const ScopedMessageTime timed;
   ThreadGroup& group = *group_;
   Lock lock = world_.Acquire();
