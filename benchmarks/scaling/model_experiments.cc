@@ -186,7 +186,8 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
       MakeLayerSchedules(shape, *attention, config.seqlen, config.AttentionMask()));
   const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedules).To(config.device);
   std::optional<KvCache> cache;
-  // The first prefill touches fresh memory. Where it takes a minute, that is too little to repeat it.
+  // The first prefill touches fresh memory. Where it takes a minute, that is too little to repeat
+  // it.
   constexpr double kLongSeconds = 60;
   double longest = 0;
   for (int repeat = 0; repeat < 2 && longest < kLongSeconds; ++repeat) {

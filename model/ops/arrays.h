@@ -1,5 +1,5 @@
-// The numbers of CPU tensors for the ops: as float or double in memory, and as Eigen arrays, whose
-// loops (exp and log among them) are vectorized.
+// The numbers of CPU tensors for the ops, as float or double, and as Eigen arrays. Loops over
+// Eigen's arrays (exp and log among them) are vectorized.
 #pragma once
 
 #include <Eigen/Core>
@@ -29,8 +29,8 @@ auto DispatchComputed(DType dtype, Function&& function) {
   return DispatchFloat(SumDType(dtype), function);
 }
 
-// The numbers of a contiguous CPU tensor as T, while the object lives. They are the tensor's memory,
-// or for bfloat16 a copy in float32, which is rounded into the tensor at the end.
+// The numbers of a contiguous CPU tensor as T, while the object lives. They are the tensor's
+// memory, or for bfloat16 a copy in float32, which is rounded into the tensor at the end.
 template <typename T>
 class Numbers {
  public:

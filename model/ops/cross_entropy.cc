@@ -112,16 +112,16 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   }
   const bool needs_grad = tape.NeedsGrad({x, weight});
   const Tensor dx = needs_grad && x.requires_grad() ? Tensor::EmptyLike(x.value()) : Tensor();
-  const Tensor dweight =
-      needs_grad && weight.requires_grad() ? Tensor::Empty(weight.shape(), SumDType(dtype))
-                                           : Tensor();
+  const Tensor dweight = needs_grad && weight.requires_grad()
+                             ? Tensor::Empty(weight.shape(), SumDType(dtype))
+                             : Tensor();
   const Variable loss = tape.Output(Tensor::Empty({}, SumDType(dtype)), {x, weight});
   DispatchComputed(dtype, [&](auto zero) {
     using T = decltype(zero);
-    loss.value().Fill(ForwardAndGradient<T>(
-        AsMatrix<T>(ReadAs<T>(x.value()).tensor(), width),
-        AsMatrix<T>(ReadAs<T>(weight.value()).tensor(), width), targets.data<int32_t>(), terms,
-        chunk, WriteAs<T>(dx), WriteAs<T>(dweight)));
+    loss.value().Fill(ForwardAndGradient<T>(AsMatrix<T>(ReadAs<T>(x.value()).tensor(), width),
+                                            AsMatrix<T>(ReadAs<T>(weight.value()).tensor(), width),
+                                            targets.data<int32_t>(), terms, chunk, WriteAs<T>(dx),
+                                            WriteAs<T>(dweight)));
   });
   if (!needs_grad) return loss;
 

@@ -71,8 +71,8 @@ void Apply(const DropoutSite& site, const Tensor& x, const Tensor& residual, con
   }
   DispatchComputed(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    ApplyOnCpu<T>(mask, site.positions.data<int32_t>(), x.shape(), ReadAs<T>(x), ReadAs<T>(residual),
-                  WriteAs<T>(y));
+    ApplyOnCpu<T>(mask, site.positions.data<int32_t>(), x.shape(), ReadAs<T>(x),
+                  ReadAs<T>(residual), WriteAs<T>(y));
   });
 }
 

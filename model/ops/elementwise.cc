@@ -211,7 +211,8 @@ Variable SoftCap(Tape& tape, const Variable& x, double cap) {
     } else {
       DispatchComputed(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        SoftCapBackward<T>(n, static_cast<T>(cap), ReadAs<T>(y.value()), ReadAs<T>(dy), WriteAs<T>(dx));
+        SoftCapBackward<T>(n, static_cast<T>(cap), ReadAs<T>(y.value()), ReadAs<T>(dy),
+                           WriteAs<T>(dx));
       });
     }
     x.AddGrad(dx);
@@ -285,7 +286,8 @@ Variable Glu(Tape& tape, const Variable& gate_up, const char* name) {
     } else {
       DispatchComputed(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        GluBackward<Gate, T>(rows, n, ReadAs<T>(gate_up.value()), ReadAs<T>(dy), WriteAs<T>(dgate_up));
+        GluBackward<Gate, T>(rows, n, ReadAs<T>(gate_up.value()), ReadAs<T>(dy),
+                             WriteAs<T>(dgate_up));
       });
     }
     gate_up.AddGrad(dgate_up);

@@ -62,7 +62,8 @@ void Backward(const Group& group, int64_t tokens, int64_t heads, int64_t head_di
   const auto w = AsArray<T>(weight, channels) + T(group.offset);
   const T* const rstd = group.rstd.template data<T>();
   SumOverRowBlocks<T>(
-      tokens, channels, UpdateAs<T>(GradBuffer(group.weight)), [&](int64_t begin, int64_t end, T* partial) {
+      tokens, channels, UpdateAs<T>(GradBuffer(group.weight)),
+      [&](int64_t begin, int64_t end, T* partial) {
         ForEachRow(group, begin, end, heads, head_dim, [&](int64_t number, int64_t at) {
           const auto row = AsArray(x + at, channels), grad = AsArray(dy + at, channels);
           const T scale = rstd[number];

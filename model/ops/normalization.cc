@@ -175,8 +175,9 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
     DispatchComputed(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
       LayerNormBackward<T>(rows, width, ReadAs<T>(x.value()), ReadAs<T>(weight.value()),
-                           mean.data<T>(), rstd.data<T>(), ReadAs<T>(dy), UpdateAs<T>(GradBuffer(x)),
-                           UpdateAs<T>(GradBuffer(weight)), UpdateAs<T>(GradBuffer(bias)));
+                           mean.data<T>(), rstd.data<T>(), ReadAs<T>(dy),
+                           UpdateAs<T>(GradBuffer(x)), UpdateAs<T>(GradBuffer(weight)),
+                           UpdateAs<T>(GradBuffer(bias)));
     });
   });
   return y;

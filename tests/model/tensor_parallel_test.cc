@@ -338,9 +338,7 @@ absl::Status CheckExchanges(Communicator& comm, DType dtype) {
   return absl::OkStatus();
 }
 
-std::vector<DType> TestDTypes() {
-  return {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
-}
+std::vector<DType> TestDTypes() { return {DType::kFloat32, DType::kFloat64, DType::kBFloat16}; }
 
 TEST(TokenExchange, MovesAndSumsTokens) {
   for (const int ranks : {1, 2, 3, 4}) {

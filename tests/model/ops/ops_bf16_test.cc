@@ -236,8 +236,8 @@ TEST_P(OpsInBFloat16, BFloat16IsRoundedOnce) {
 TEST_P(OpsInBFloat16, FloatAgreesWithTheCpu) {
   const Case& c = GetParam();
   ExpectWithin(
-      Evaluate(c, DType::kFloat32, kTestDevice),
-      Evaluate(c, DType::kFloat32, DeviceType::kCpu), c, [](size_t) { return 0; }, FloatError(c));
+      Evaluate(c, DType::kFloat32, kTestDevice), Evaluate(c, DType::kFloat32, DeviceType::kCpu), c,
+      [](size_t) { return 0; }, FloatError(c));
 }
 #endif
 
