@@ -21,7 +21,6 @@
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/state_copy.h"
-#include "train/report/metrics.h"
 
 namespace burst {
 namespace {
@@ -237,10 +236,9 @@ TEST_F(ZeroCheckpoints, ResumesInAnyStageOnAnyRanks) {
   options.eval_batches = 0;
   options.seqlen = 47;  // 13 sequences of validation, so the last batch has one for several groups
   const int max_ranks = kTestDevice == DeviceType::kCuda ? CudaDeviceCount() : 4;
-  const auto losses = [&](const std::string& out) {
-    const auto log = MetricsLog::Open(out + "/metrics.jsonl", 100);
+  const auto losses = [&] {
     std::vector<double> all;
-    for (const StepMetrics& row : log->rows()) {
+    for (const StepMetrics& row : Recorded(options)) {
       all.push_back(row.loss);
       // A part of a run evaluates after its last step, too.
       const bool evaluates = row.step % options.eval_every == 0;
@@ -253,7 +251,7 @@ TEST_F(ZeroCheckpoints, ResumesInAnyStageOnAnyRanks) {
   options.steps = 24;
   options.sp = 1;
   ASSERT_EQ(WithTrainers(options, train), absl::OkStatus());
-  const std::vector<double> straight = losses(options.out);
+  const std::vector<double> straight = losses();
   const struct {
     int64_t zero, dp, sp;
   } parts[] = {{3, 3, 1}, {0, 1, 1}, {1, 1, 2}, {2, 2, 2}, {3, 1, 2}};
@@ -271,7 +269,7 @@ TEST_F(ZeroCheckpoints, ResumesInAnyStageOnAnyRanks) {
   options.steps = 24;
   options.resume = true;
   EXPECT_EQ(WithTrainers(options, train), absl::OkStatus());
-  const std::vector<double> resumed = losses(options.out);
+  const std::vector<double> resumed = losses();
   ASSERT_EQ(resumed.size(), straight.size());
   for (size_t i = 0; i < resumed.size(); ++i) {
     EXPECT_NEAR(resumed[i], straight[i], 1e-5 * straight[i]) << i;
