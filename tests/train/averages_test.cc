@@ -1,5 +1,5 @@
-// Tests the average of a run's weights: in checkpoints, over a resume, and in a validation. The test
-// runs on the CPU and, compiled once more, on a GPU.
+// Tests the average of a run's weights: in checkpoints, over a resume, and in a validation. The
+// test runs on the CPU and, compiled once more, on a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -68,8 +68,7 @@ TEST_F(AveragesTest, AveragesTheWeights) {
     options.zero = zero;
     options.ranks = zero > 0 ? 2 : 1;
     options.dp = options.ranks;
-    EXPECT_EQ(WithTrainer(options, Train),
-              absl::OkStatus());
+    EXPECT_EQ(WithTrainer(options, Train), absl::OkStatus());
     std::vector<double> expected, largest;
     for (int step = 1; step <= 4; ++step) {
       const std::string path =

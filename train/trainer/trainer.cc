@@ -72,8 +72,7 @@ absl::Status Trainer::OpenReport(bool verbose) {
   RunReport::Facts facts;
   facts.step = step_;
   facts.sequences_per_epoch = steps_->sequences_per_epoch();
-  facts.kept = model().parameters().kept_bytes();
-  if (config_.ema > 0) facts.kept.optimizer += rank_->optimizer->state().back().flat.size_bytes();
+  facts.kept = kept_bytes();
   facts.throughput.flops_per_token = model().TrainingFlopsPerToken(config_.seqlen);
   // All ranks measure their peak at once, on the cores that the run will use.
   BURST_RETURN_IF_ERROR(rank_->comm->Barrier());
@@ -88,8 +87,7 @@ absl::Status Trainer::OpenReport(bool verbose) {
 }
 
 int64_t Trainer::host_bytes() const {
-  return model().offload_bytes() + model().parameters().kept_bytes().optimizer_on_host +
-         saver_.host_bytes();
+  return model().offload_bytes() + kept_bytes().optimizer_on_host + saver_.host_bytes();
 }
 
 absl::Status Trainer::Train() {
