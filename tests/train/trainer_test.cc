@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -148,6 +149,43 @@ TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
   std::nth_element(step_ms.begin(), step_ms.begin() + step_ms.size() / 2, step_ms.end());
   const double median = step_ms[step_ms.size() / 2];
   EXPECT_NEAR(last, median, 0.1 * median);
+}
+
+// A rank whose step begins late exposes that time on the other rank. The figure is the mean of both
+// ranks' waits, and none waits longer than its step takes.
+TEST_F(TrainerTest, ExposedTimeHasTheLatenessOfARank) {
+  constexpr double kLateMs = 400;
+  constexpr int64_t kLateStep = 4;
+  struct Ranks {
+    int64_t dp, sp, tp;
+  };
+  for (const Ranks& ranks : {Ranks{2, 1, 1}, {1, 2, 1}, {1, 1, 2}}) {
+    if (kTestDevice == DeviceType::kCuda && CudaDeviceCount() < 2) GTEST_SKIP() << "two GPUs";
+    SCOPED_TRACE(absl::StrCat("dp ", ranks.dp, ", sp ", ranks.sp, ", tp ", ranks.tp));
+    TrainConfig options = Options(absl::StrCat("late", ranks.dp, ranks.sp));
+    options.ranks = 2;
+    options.dp = ranks.dp;
+    options.sp = ranks.sp;
+    options.tp = ranks.tp;
+    std::array<std::vector<StepMetrics>, 2> rows;
+    const auto body = [&](Trainer& trainer, int rank) -> absl::Status {
+      for (int64_t step = 0; step < 8; ++step) {
+        if (rank == 1 && step == kLateStep) {
+          std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(kLateMs));
+        }
+        BURST_ASSIGN_OR_RETURN(rows[rank].emplace_back(), trainer.Step(step));
+      }
+      return absl::OkStatus();
+    };
+    ASSERT_EQ(WithTrainers(options, body), absl::OkStatus());
+    for (int64_t step = 1; step < 8; ++step) {
+      const StepMetrics &one = rows[0][step], &other = rows[1][step];
+      ASSERT_TRUE(one.exposed_ms.has_value());
+      EXPECT_EQ(one.exposed_ms, other.exposed_ms);
+      EXPECT_LE(*one.exposed_ms, (one.step_ms + other.step_ms) / 2);
+      EXPECT_GE(*one.exposed_ms, step == kLateStep ? 0.9 * kLateMs / 2 : 0);
+    }
+  }
 }
 
 // A run in two parts sees the batches and takes the steps of an uninterrupted run.
