@@ -211,12 +211,11 @@ const Tensor& ParameterList::masters() const {
 
 ParameterList::KeptBytes ParameterList::kept_bytes() const {
   if (sharding_.values_alone) return {values_.size_bytes(), 0, 0, 0};
-  const bool masters = dtype_ != master_dtype();
-  const int64_t optimizer = (masters ? 3 : 2) * shard_numel_ * SizeOf(master_dtype());
+  const int64_t masters = dtype_ != master_dtype() ? masters_.size_bytes() : 0;
   const bool on_host = sharding_.optimizer_on_host;
   const int64_t sums = exact_sums_.null() ? 0 : exact_sums_.size_bytes();
-  return {values_.size_bytes(), grads_.size_bytes() + sums, on_host ? 0 : optimizer,
-          on_host ? optimizer : 0};
+  return {values_.size_bytes(), grads_.size_bytes() + sums, on_host ? 0 : masters,
+          on_host ? masters : 0};
 }
 
 ParameterPiece ParameterList::PieceOf(int index, int rank) const {

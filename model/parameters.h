@@ -185,12 +185,13 @@ class ParameterList {
   // Rounds masters() into values(); does nothing where they are the same tensor.
   void RoundMasters();
 
-  // Bytes that this rank keeps: values, gradients, and AdamW's moments and masters (if masters are
-  // not the values). On the host: optimizer_on_host. In device memory: the others.
+  // Bytes that a rank keeps. `optimizer` has the optimizer's state, and masters that are not the
+  // values. On the host: optimizer_on_host. In device memory: the others.
   struct KeptBytes {
     int64_t values = 0, gradients = 0, optimizer = 0;
     int64_t optimizer_on_host = 0;
   };
+  // Returns the bytes of the list, which has masters and no other state of the optimizer.
   KeptBytes kept_bytes() const;
 
   // ---- The same of ranks that divide a state; any stage.

@@ -116,6 +116,42 @@ TEST_F(TrainCli, ResumedAfterAKillInASaveTheRunIsBitwiseTheSame) {
   ExpectSameRun("straight", "killed");
 }
 
+// Nothing is saved, whoever has the state, also when a run is interrupted. Losses are the ones of a
+// run that saves, and the plot is drawn.
+TEST_F(TrainCli, WithoutCheckpoints) {
+  const std::vector<std::string> options = {"--steps=6", "--eval_every=3", "--schedule=constant"};
+  const auto train = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    ExpectSuccess(Train(more));
+  };
+  using List = std::vector<std::string>;
+  train({"--out=saved"});
+  for (const char* zero : {"--zero=0", "--zero=1"}) {
+    train({"--out=run", "--checkpoint_files=none", zero});
+    EXPECT_EQ(Names("run", "", ""),
+              (List{".lock", "config.json", "facts.json", "loss.svg", "metrics.jsonl"}))
+        << zero;
+    EXPECT_EQ(Metrics("run").size(), 6u);
+    EXPECT_EQ(Metrics("run").back()["loss"], Metrics("saved").back()["loss"]);
+    fs::remove_all(Path("run"));
+  }
+
+  // A run that continues leaves the checkpoint that it began with.
+  const std::string before = Checkpoint("saved");
+  ExpectSuccess(Train({"--resume", "--out=saved", "--steps=8", "--checkpoint_files=none"}));
+  EXPECT_TRUE(Checkpoint("saved") == before);
+  EXPECT_EQ(Metrics("saved").size(), 8u);
+
+  Subprocess process(TrainCommand({"--steps=100000", "--eval_every=0", "--checkpoint_files=none",
+                                   "--out=stopped"}),
+                     {folder_});
+  WaitUntil([&] { return Metrics("stopped").size() > 2; });
+  process.Signal(SIGINT);
+  const Result stopped = process.Wait();
+  EXPECT_TRUE(absl::StrContains(stopped.out, "stopped after step")) << stopped.out << stopped.err;
+  EXPECT_EQ(Names("stopped", "", ".safetensors"), List{});
+}
+
 TEST_F(TrainCli, ResumedOnOtherRanksTheRunIsTheSameToRounding) {
   const std::vector<std::string> options = {"--schedule=constant", "--warmup=0", "--eval_every=0"};
   const auto with = [&](std::vector<std::string> more) {

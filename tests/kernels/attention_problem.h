@@ -340,6 +340,28 @@ class KeyBlock {
   TestMask mask_;
 };
 
+// Blocks [begin, end) of kBlockedKeys keys, out of order. One has a single key, and one is empty.
+inline constexpr int64_t kBlockedKeys = 310;
+inline constexpr std::array<std::array<int64_t, 2>, 5> kKeyBlocks = {
+    {{200, kBlockedKeys}, {7, 8}, {0, 7}, {8, 8}, {8, 200}}};
+
+// Runs the backward of a problem with kBlockedKeys keys, a call for each block. The calls add to
+// dq, dk and dv of `result`, which begin with zeros.
+inline void BackwardOverKeys(const Problem& problem, const AttentionResults& result,
+                             const Tensor& delta,
+                             const std::function<void(const FlashBackwardParams&)>& backward) {
+  for (const auto& [begin, end] : kKeyBlocks) {
+    const KeyBlock block(problem, begin, end);
+    FlashBackwardParams params = BackwardParams(problem, result, delta);
+    params.shape = block.shape();
+    params.k = block.Of(problem.k);
+    params.v = block.Of(problem.v);
+    params.dk = AddsTo(block.Of(result.dk));
+    params.dv = AddsTo(block.Of(result.dv));
+    backward(params);
+  }
+}
+
 // A backward in several calls, as in a ring. Each call has a part of the mask for some KV heads and
 // their query heads. The heads begin and end in different calls. Between the parts and beyond them
 // there are queries that see nothing.

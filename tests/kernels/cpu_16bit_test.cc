@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdint>
 #include <sstream>
 #include <string>
@@ -97,21 +96,20 @@ INSTANTIATE_TEST_SUITE_P(All, CallsTest, kDTypes,
 // Blocks of keys in any order, merged in float32, are the attention over all keys. The last block
 // leaves the sum, or also the result in the inputs' dtype.
 TEST_P(CallsTest, BlocksOfKeysMerge) {
-  const std::vector<std::array<int64_t, 2>> blocks = {{200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
   for (const MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
-    const Problem problem(2, 310, 310, 4, 2, 24, kind, GetParam(), 1.5);
+    const Problem problem(2, kBlockedKeys, kBlockedKeys, 4, 2, 24, kind, GetParam(), 1.5);
     AttentionResults result = {PoisonedSum(problem.q), Poisoned(problem.dlse),
                                PoisonedSum(problem.q), PoisonedSum(problem.k),
                                PoisonedSum(problem.v)};
     const Tensor sum = result.out;
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      const KeyBlock block(problem, blocks[i][0], blocks[i][1]);
+    for (size_t i = 0; i < kKeyBlocks.size(); ++i) {
+      const KeyBlock block(problem, kKeyBlocks[i][0], kKeyBlocks[i][1]);
       FlashForwardParams params = ForwardParams(problem, result);
       params.shape = block.shape();
       params.k = block.Of(problem.k);
       params.v = block.Of(problem.v);
       params.merge = i > 0;
-      if (i + 1 == blocks.size() && kind != MaskKind::kCausal) {
+      if (i + 1 == kKeyBlocks.size() && kind != MaskKind::kCausal) {
         result.out = Poisoned(problem.q);
         params.out = Operand(result.out);
         params.out_dtype = GetParam();
@@ -121,16 +119,8 @@ TEST_P(CallsTest, BlocksOfKeysMerge) {
     }
     const Tensor delta = DeltaOf(problem, result.out.To(GetParam()), Kernels());
     for (const Tensor* x : {&result.dq, &result.dk, &result.dv}) x->Fill(0);
-    for (const auto& [begin, end] : blocks) {
-      const KeyBlock block(problem, begin, end);
-      FlashBackwardParams params = BackwardParams(problem, result, delta);
-      params.shape = block.shape();
-      params.k = block.Of(problem.k);
-      params.v = block.Of(problem.v);
-      params.dk = AddsTo(block.Of(result.dk));
-      params.dv = AddsTo(block.Of(result.dv));
-      Kernels().Backward(params);
-    }
+    BackwardOverKeys(problem, result, delta,
+                     [&](const FlashBackwardParams& params) { Kernels().Backward(params); });
     ExpectNoWorse(result, problem.Reference(GetParam()), problem.Reference());
   }
 }

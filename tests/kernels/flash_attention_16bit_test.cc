@@ -197,24 +197,21 @@ TEST_P(KernelsTest, EveryLength) {
 // Blocks of keys in any order, merged in float32, are the attention over all keys. The last block
 // leaves the sum, or also the result in the inputs' dtype.
 TEST_P(KernelsTest, BlocksOfKeysMerge) {
-  constexpr int64_t kBatch = 2, kLength = 310;
   for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
     for (int64_t d : {64, 128, 200}) {
       const bool in_place = d == 64 || kind == MaskKind::kCausal;
       SCOPED_TRACE(testing::Message() << kind << " " << d << (in_place ? " in place" : ""));
       const Problem problem =
-          MakeProblem(GetParam().dtype, kBatch, kLength, kLength, 4, 2, d, kind);
-      const std::vector<std::array<int64_t, 2>> blocks = {
-          {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
+          MakeProblem(GetParam().dtype, 2, kBlockedKeys, kBlockedKeys, 4, 2, d, kind);
       const auto zeros = [](const Tensor& like) {
         return Tensor::Zeros(like.shape(), kFloat, kCuda);
       };
       AttentionResults result = {PoisonedSum(problem.q), Poisoned(problem.dlse), zeros(problem.q),
                                  zeros(problem.k), zeros(problem.v)};
       const Tensor sum = result.out;
-      for (size_t i = 0; i < blocks.size(); ++i) {
-        const KeyBlock block(problem, blocks[i][0], blocks[i][1]);
-        const bool converts = i + 1 == blocks.size() && !in_place;
+      for (size_t i = 0; i < kKeyBlocks.size(); ++i) {
+        const KeyBlock block(problem, kKeyBlocks[i][0], kKeyBlocks[i][1]);
+        const bool converts = i + 1 == kKeyBlocks.size() && !in_place;
         if (converts) result.out = Poisoned(problem.q);
         FlashForwardParams params = {block.shape(),       Operand(problem.q),
                                      block.Of(problem.k), block.Of(problem.v),
@@ -225,16 +222,8 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
         GetParam().forward(params);
       }
       const Tensor delta = Delta(problem, result.out.To(problem.q.dtype()));
-      for (const auto& [begin, end] : blocks) {
-        const KeyBlock block(problem, begin, end);
-        FlashBackwardParams params = BackwardParams(problem, result, delta);
-        params.shape = block.shape();
-        params.k = block.Of(problem.k);
-        params.v = block.Of(problem.v);
-        params.dk = AddsTo(block.Of(result.dk));
-        params.dv = AddsTo(block.Of(result.dv));
-        GetParam().backward(params);
-      }
+      BackwardOverKeys(problem, result, delta,
+                       [&](const FlashBackwardParams& params) { GetParam().backward(params); });
       ExpectNoWorse(result, problem);
     }
   }

@@ -84,15 +84,12 @@ TEST_P(DTypeTest, StridedOperands) {
 
 // Blocks of keys in any order, merged, are the attention over all keys, forward and backward.
 TEST_P(DTypeTest, BlocksOfKeysMerge) {
-  constexpr int64_t kBatch = 2, kLength = 310;
   for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kRandom}) {
     SCOPED_TRACE(testing::Message() << kind);
-    const Problem problem(kBatch, kLength, kLength, 4, 2, 24, kind, GetParam());
-    const std::vector<std::array<int64_t, 2>> blocks = {
-        {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
+    const Problem problem(2, kBlockedKeys, kBlockedKeys, 4, 2, 24, kind, GetParam());
     const AttentionResults result = UnfilledResults(problem);
     bool merge = false;
-    for (const auto& [begin, end] : blocks) {
+    for (const auto& [begin, end] : kKeyBlocks) {
       const KeyBlock block(problem, begin, end);
       FlashForwardParams params = ForwardParams(problem, result);
       params.shape = block.shape();
@@ -103,16 +100,8 @@ TEST_P(DTypeTest, BlocksOfKeysMerge) {
       merge = true;
     }
     const Tensor delta = DeltaOf(problem, result.out, Kernels());
-    for (const auto& [begin, end] : blocks) {
-      const KeyBlock block(problem, begin, end);
-      FlashBackwardParams params = BackwardParams(problem, result, delta);
-      params.shape = block.shape();
-      params.k = block.Of(problem.k);
-      params.v = block.Of(problem.v);
-      params.dk = AddsTo(block.Of(result.dk));
-      params.dv = AddsTo(block.Of(result.dv));
-      Kernels().Backward(params);
-    }
+    BackwardOverKeys(problem, result, delta,
+                     [&](const FlashBackwardParams& params) { Kernels().Backward(params); });
     ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
   }
 }

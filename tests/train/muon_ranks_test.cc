@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/comm/mesh.h"
@@ -50,10 +51,11 @@ absl::StatusOr<Rank> MakeRank(const ModelConfig& config, DType dtype, const Divi
   BURST_ASSIGN_OR_RETURN(
       rank.model, Transformer::Create(config, dtype, /*seed=*/3, kTestDevice, parallel, sharding));
   const ParameterList& parameters = rank.model->parameters();
+  auto muon = std::make_unique<Muon>(MuonMatrices(parameters, rank.model->config()),
+                                     /*momentum=*/0.9, d.stage > 0 ? comm : rank.tensor.get());
   rank.optimizer = std::make_unique<AdamW>(AdamWOptions(), parameters.shard_numel(),
-                                           DType::kFloat32, std::vector<DecayRange>(), kTestDevice);
-  rank.optimizer->UseMuon(MuonMatrices(parameters, rank.model->config()), /*momentum=*/0.9,
-                          d.stage > 0 ? comm : rank.tensor.get());
+                                           DType::kFloat32, std::vector<DecayRange>(), kTestDevice,
+                                           /*streamed=*/0, std::move(muon));
   return rank;
 }
 
@@ -98,7 +100,11 @@ void ExpectSame(const ModelConfig& config, DType dtype, const Division& d,
     EXPECT_EQ(rank.optimizer->updates(), 2) << "one had no finite norm";
     const ParameterList& parameters = rank.model->parameters();
     const bool whole = masters->empty();
+    int64_t of_matrices = 0;  // this rank's elements of the layers' matrices
     for (int i = 0; i < parameters.size(); ++i) {
+      if (parameters[i].shape.size() == 2 && absl::StartsWith(parameters[i].name, "layers.")) {
+        of_matrices += parameters.PieceOf(i, parameters.sharding().rank).length;
+      }
       const Tensor own = parameters.Masters(i).To(DeviceType::kCpu).Clone();
       if (whole) {
         masters->push_back(own.View(parameters[i].shape));
@@ -107,6 +113,8 @@ void ExpectSame(const ModelConfig& config, DType dtype, const Division& d,
       EXPECT_EQ(own.ToVector<float>(), OwnPiece(parameters, i, (*masters)[i]).ToVector<float>())
           << parameters[i].name << " of rank " << comm.rank();
     }
+    EXPECT_EQ(rank.optimizer->first_moment().numel(), parameters.shard_numel());
+    EXPECT_EQ(rank.optimizer->second_moment().numel(), parameters.shard_numel() - of_matrices);
     return absl::OkStatus();
   };
   const absl::Status status = RunRanks(d.ranks * d.parts, body);

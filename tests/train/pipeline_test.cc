@@ -14,7 +14,6 @@
 #include "tests/train/trainer_run.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
-#include "train/report/metrics.h"
 
 namespace burst {
 namespace {
@@ -86,9 +85,7 @@ class PipelineTest : public TrainerRunTest {
 
   static Results ResultsOf(const TrainConfig& options) {
     Results results;
-    const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", 100);
-    EXPECT_EQ(log.status(), absl::OkStatus());
-    for (const StepMetrics& row : log->rows()) {
+    for (const StepMetrics& row : Recorded(options)) {
       results.losses.push_back(row.loss);
       results.norms.push_back(row.grad_norm);
       if (row.val_loss.has_value()) results.losses.push_back(*row.val_loss);
@@ -109,8 +106,7 @@ class PipelineTest : public TrainerRunTest {
 
   static Results RunOf(const TrainConfig& options) {
     EXPECT_EQ(Train(options), absl::OkStatus());
-    const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", 100);
-    for (const StepMetrics& row : log->rows()) {
+    for (const StepMetrics& row : Recorded(options)) {
       EXPECT_EQ(row.pipeline_bubble.has_value(), options.pp > 1);
       EXPECT_GT(row.pipeline_bubble.value_or(1), 0);
       const bool several = options.dp * options.pp * options.sp > 1 || options.tp > 1;

@@ -185,6 +185,15 @@ TEST(Plan, KeepsAndDividesTheState) {
   EXPECT_NEAR(zero3.parameters + zero3.gradients + zero3.optimizer, 4.5 * n, 0.02 * n);
   EXPECT_LT(zero3.peak_bytes, zero1.peak_bytes);
   EXPECT_LT(zero1.peak_bytes, whole.peak_bytes);
+
+  // The matrices of four layers (queries, keys and values, output, gate and up, down) have one
+  // moment with Muon.
+  const StepPlan muon = PlanFor(small, {"--optimizer=muon"});
+  const int64_t of_matrices = 4 * 256 * (512 + 256 + 2048 + 1024);
+  EXPECT_EQ(muon.optimizer, 12 * n - 4 * of_matrices);
+  EXPECT_EQ(muon.gradients, 4 * n);
+  const StepPlan muon3 = PlanFor(small, {"--optimizer=muon", "--zero=3"});
+  EXPECT_NEAR(muon3.optimizer, muon.optimizer / 4.0, 0.01 * n);
 }
 
 // The shapes give the bytes of a token that a layer keeps in bf16, out and lse among them.

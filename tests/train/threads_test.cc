@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "tests/testing/subprocess.h"
 #include "tests/train/trainer_run.h"
-#include "train/report/metrics.h"
 #include "train/report/run_folder.h"
 
 namespace burst {
@@ -54,9 +53,7 @@ class ThreadsTest : public TrainerRunTest, public testing::WithParamInterface<co
     EXPECT_EQ(RunTraining(*config, [](TrainingSetup*) { return absl::OkStatus(); }),
               absl::OkStatus());
     Outcome outcome;
-    const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", options.steps);
-    EXPECT_EQ(log.status(), absl::OkStatus());
-    for (const StepMetrics& row : log->rows()) {
+    for (const StepMetrics& row : Recorded(options)) {
       outcome.numbers.insert(outcome.numbers.end(), {row.loss, row.grad_norm});
     }
     outcome.tensors = ReadAll(CheckpointPath(options.out));

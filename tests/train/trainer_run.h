@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "burst/device/device.h"
 #include "tests/testing/subprocess.h"
 #include "train/config/config.h"
+#include "train/report/metrics.h"
 #include "train/run/launch.h"
 #include "train/run/setup.h"
 #include "train/trainer/trainer.h"
@@ -55,6 +57,26 @@ inline TrainConfig SmallTraining(const std::string& folder, const std::string& o
   options.checkpoint_every = 0;
   options.sample = 0;
   return options;
+}
+
+// Returns SmallTraining with twelve steps of two micro-batches, which see a text of 120 sentences
+// more than once.
+inline TrainConfig TwelveSteps(const std::string& folder, const std::string& out,
+                               DeviceType device) {
+  TrainConfig options = SmallTraining(folder, out, device);
+  options.seqlen = 32;
+  options.batch = 4;
+  options.accumulate = 2;
+  options.steps = 12;
+  options.warmup = 2;
+  return options;
+}
+
+// Returns the rows that a run wrote.
+inline std::vector<StepMetrics> Recorded(const TrainConfig& options) {
+  const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", options.steps);
+  EXPECT_EQ(log.status(), absl::OkStatus());
+  return log->rows();
 }
 
 // Runs body(trainer, rank) on every rank, and returns the first error. `change` may change the

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -22,11 +23,8 @@
 #include "tests/testing/test_device.h"
 #include "tests/train/trainer_run.h"
 #include "train/checkpoint/checkpoint.h"
-#include "train/checkpoint/checkpoint_set.h"
 #include "train/checkpoint/kept_checkpoints.h"
-#include "train/huggingface/convert.h"
 #include "train/optimizer/adamw.h"
-#include "train/report/metrics.h"
 
 namespace burst {
 namespace {
@@ -39,13 +37,7 @@ class TrainerTest : public TrainerRunTest {
   TrainerTest() : TrainerRunTest(/*sentences=*/120) {}
 
   TrainConfig Options(const std::string& out) const {
-    TrainConfig options = SmallTraining(folder_, out, kTestDevice);
-    options.seqlen = 32;
-    options.batch = 4;
-    options.accumulate = 2;
-    options.steps = 12;
-    options.warmup = 2;
-    return options;
+    return TwelveSteps(folder_, out, kTestDevice);
   }
 
   // Returns the rows of a trainer that waits for every step, and evaluates where Train does.
@@ -65,32 +57,6 @@ class TrainerTest : public TrainerRunTest {
                           }),
               absl::OkStatus());
     return rows;
-  }
-
-  static std::vector<StepMetrics> Recorded(const TrainConfig& options) {
-    const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", options.steps);
-    EXPECT_EQ(log.status(), absl::OkStatus());
-    return log->rows();
-  }
-
-  // Reads one matrix of a checkpoint, whose name has a prefix there.
-  static std::vector<double> ReadDown(const std::string& path, const std::string& prefix) {
-    const auto info = ReadCheckpointInfo(path);
-    const auto file = CheckpointReader::Open(path);
-    EXPECT_EQ(info.status(), absl::OkStatus());
-    EXPECT_EQ(file.status(), absl::OkStatus());
-    const auto parameters = Transformer::ParametersOf(info->model.WithDefaults());
-    EXPECT_EQ(parameters.status(), absl::OkStatus());
-    for (const Parameter& parameter : *parameters) {
-      if (parameter.name != "layers.0.ffn.down.weight") continue;
-      const Tensor whole = Tensor::Empty(parameter.full_shape, DType::kFloat32);
-      const CheckpointReader::Wanted wanted = {prefix + parameter.name, whole,
-                                               PartOfParameter(parameter, 0, whole.numel())};
-      EXPECT_EQ(file->Read({&wanted, 1}), absl::OkStatus());
-      return whole.ToVector<double>();
-    }
-    ADD_FAILURE() << "no such matrix";
-    return {};
   }
 
   static void ExpectSame(const std::vector<StepMetrics>& rows,
@@ -185,6 +151,43 @@ TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
   EXPECT_NEAR(last, median, 0.1 * median);
 }
 
+// A rank whose step begins late exposes that time on the other rank. The figure is the mean of both
+// ranks' waits, and none waits longer than its step takes.
+TEST_F(TrainerTest, ExposedTimeHasTheLatenessOfARank) {
+  constexpr double kLateMs = 400;
+  constexpr int64_t kLateStep = 4;
+  struct Ranks {
+    int64_t dp, sp, tp;
+  };
+  for (const Ranks& ranks : {Ranks{2, 1, 1}, {1, 2, 1}, {1, 1, 2}}) {
+    if (kTestDevice == DeviceType::kCuda && CudaDeviceCount() < 2) GTEST_SKIP() << "two GPUs";
+    SCOPED_TRACE(absl::StrCat("dp ", ranks.dp, ", sp ", ranks.sp, ", tp ", ranks.tp));
+    TrainConfig options = Options(absl::StrCat("late", ranks.dp, ranks.sp));
+    options.ranks = 2;
+    options.dp = ranks.dp;
+    options.sp = ranks.sp;
+    options.tp = ranks.tp;
+    std::array<std::vector<StepMetrics>, 2> rows;
+    const auto body = [&](Trainer& trainer, int rank) -> absl::Status {
+      for (int64_t step = 0; step < 8; ++step) {
+        if (rank == 1 && step == kLateStep) {
+          std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(kLateMs));
+        }
+        BURST_ASSIGN_OR_RETURN(rows[rank].emplace_back(), trainer.Step(step));
+      }
+      return absl::OkStatus();
+    };
+    ASSERT_EQ(WithTrainers(options, body), absl::OkStatus());
+    for (int64_t step = 1; step < 8; ++step) {
+      const StepMetrics &one = rows[0][step], &other = rows[1][step];
+      ASSERT_TRUE(one.exposed_ms.has_value());
+      EXPECT_EQ(one.exposed_ms, other.exposed_ms);
+      EXPECT_LE(*one.exposed_ms, (one.step_ms + other.step_ms) / 2);
+      EXPECT_GE(*one.exposed_ms, step == kLateStep ? 0.9 * kLateMs / 2 : 0);
+    }
+  }
+}
+
 // A run in two parts sees the batches and takes the steps of an uninterrupted run.
 TEST_F(TrainerTest, ResumesWhereItStopped) {
   for (const char* kind : {"plain", "changed_scores", "muon"}) {
@@ -192,7 +195,6 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
     TrainConfig options = Options(absl::StrCat("parts_", kind));
     options.schedule = LrShape::kConstant;
     options.steps = 7;
-    options.ema = 0.9;
     if (muon) options.optimizer = OptimizerKind::kMuon;
     if (std::string(kind) == "changed_scores") {
       options.attention_dropout = 0.2;
@@ -210,112 +212,6 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
     whole.out = Options(absl::StrCat("whole_", kind)).out;
     whole.steps = 12;
     ExpectSame(Recorded(options), OneAtATime(whole));
-    whole.out += "_saved";
-    EXPECT_EQ(WithTrainer(whole, train), absl::OkStatus());
-    EXPECT_EQ(ReadDown(CheckpointPath(options.out), kAveragePrefix),
-              ReadDown(CheckpointPath(whole.out), kAveragePrefix));
-  }
-}
-
-// The average of a checkpoint follows from the weights of every step's checkpoint.
-TEST_F(TrainerTest, AveragesTheWeights) {
-  for (const int64_t zero : {0, 1}) {
-    if (zero > 0 && kTestDevice == DeviceType::kCuda && CudaDeviceCount() < 2) continue;
-    TrainConfig options = Options(absl::StrCat("ema", zero));
-    options.ema = 0.75;
-    options.schedule = LrShape::kConstant;
-    options.steps = 4;
-    options.checkpoint_every = 1;
-    options.keep = 4;
-    options.zero = zero;
-    options.ranks = zero > 0 ? 2 : 1;
-    options.dp = options.ranks;
-    EXPECT_EQ(WithTrainer(options, [](Trainer& trainer) { return trainer.Train(); }),
-              absl::OkStatus());
-    std::vector<double> expected, largest;
-    for (int step = 1; step <= 4; ++step) {
-      const std::string path =
-          step == 4 ? CheckpointPath(options.out)
-                    : absl::StrCat(options.out, "/checkpoint-", step, ".safetensors");
-      const std::vector<double> weights = ReadDown(path, "");
-      if (step == 1) {
-        expected = weights;
-        largest.resize(weights.size());
-      }
-      for (size_t i = 0; i < expected.size(); ++i) {
-        expected[i] = 0.75 * expected[i] + 0.25 * weights[i];
-        largest[i] = std::max(largest[i], std::abs(weights[i]));
-      }
-    }
-    const std::vector<double> average = ReadDown(CheckpointPath(options.out), kAveragePrefix);
-    ASSERT_EQ(average.size(), expected.size());
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_NEAR(average[i], expected[i], 8 * 0x1p-24 * largest[i]) << i;  // two roundings a step
-    }
-    const std::string exported = options.out + "_exported", again = options.out + "_again";
-    ExportOptions how;
-    how.average = true;
-    EXPECT_EQ(ExportHuggingFace(CheckpointPath(options.out), exported, how), absl::OkStatus());
-    EXPECT_EQ(ImportHuggingFace(exported, again), absl::OkStatus());
-    EXPECT_EQ(ReadDown(CheckpointPath(again), ""), average);
-    EXPECT_EQ(ExportHuggingFace(CheckpointPath(again), exported + "_2", how).code(),
-              absl::StatusCode::kInvalidArgument);
-  }
-}
-
-// A validation of the average leaves the bits of a training as they are, whoever has the weights.
-// Its loss is the loss of a model whose weights are the average.
-TEST_F(TrainerTest, ValidatesTheAverage) {
-  struct Ranks {
-    int64_t dp = 1, pp = 1, zero = 0;
-  };
-  const auto train = [](Trainer& trainer) { return trainer.Train(); };
-  for (const Ranks& ranks : {Ranks{}, {2, 1, 1}, {2, 1, 2}, {2, 1, 3}, {2, 2, 1}}) {
-    if (kTestDevice == DeviceType::kCuda && ranks.dp * ranks.pp > CudaDeviceCount()) continue;
-    SCOPED_TRACE(absl::StrCat("dp ", ranks.dp, ", pp ", ranks.pp, ", stage ", ranks.zero));
-    TrainConfig options = Options("validated");
-    std::filesystem::remove_all(folder_ + "/validated");
-    options.ema = 0.75;
-    options.steps = 4;
-    options.ranks = -1;
-    options.sp = 1;
-    options.dp = ranks.dp;
-    options.pp = ranks.pp;
-    options.zero = ranks.zero;
-    TrainConfig plain = options;
-    plain.out += absl::StrCat("_not", ranks.dp, ranks.pp, ranks.zero);
-    options.eval_every = 2;
-    EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
-    EXPECT_EQ(WithTrainer(plain, train), absl::OkStatus());
-    const std::vector<StepMetrics> rows = Recorded(options), expected = Recorded(plain);
-    ASSERT_EQ(rows.size(), expected.size());
-    for (size_t i = 0; i < rows.size(); ++i) {
-      EXPECT_EQ(rows[i].loss, expected[i].loss) << i;
-      EXPECT_EQ(rows[i].grad_norm, expected[i].grad_norm) << i;
-      EXPECT_EQ(rows[i].val_loss_ema.has_value(), i % 2 == 1) << i;
-    }
-    for (const char* prefix : {"", kAveragePrefix}) {
-      EXPECT_EQ(ReadDown(CheckpointPath(options.out), prefix),
-                ReadDown(CheckpointPath(plain.out), prefix));
-    }
-    const std::string exported = plain.out + "_exported";
-    ExportOptions how;
-    how.average = true;
-    ASSERT_EQ(ExportHuggingFace(CheckpointPath(options.out), exported, how), absl::OkStatus());
-    TrainConfig average = Options("average");
-    std::filesystem::remove_all(folder_ + "/average");
-    average.model = exported;
-    average.tokenizer = "char";
-    average.dropout = 0;
-    average.eval_every = 2;
-    const auto evaluate = [&](Trainer& trainer) -> absl::Status {
-      BURST_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate());
-      // Ranks add up the losses of their sequences in another order.
-      EXPECT_NEAR(*rows.back().val_loss_ema, loss.value_or(0), 1e-5);
-      EXPECT_GT(std::abs(*rows.back().val_loss - loss.value_or(0)), 1e-4);
-      return absl::OkStatus();
-    };
-    EXPECT_EQ(WithTrainer(average, evaluate), absl::OkStatus());
   }
 }
 

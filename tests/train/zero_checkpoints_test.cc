@@ -5,10 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/comm/mesh.h"
@@ -21,7 +24,7 @@
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/state_copy.h"
-#include "train/report/metrics.h"
+#include "train/optimizer/muon_matrices.h"
 
 namespace burst {
 namespace {
@@ -64,10 +67,10 @@ struct Division {
   int stage, ranks, parts;
 };
 
-// Calls body(model, optimizer, rank of `ranks`, group, world) on ranks that load `path`.
+// Calls body(model, optimizer, rank of `ranks`, world) on ranks that load `path`.
 template <typename Body>
-absl::Status OnRanksThatLoad(const std::string& path, const ModelConfig& model, const Division& d,
-                             const Body& body) {
+absl::Status OnRanksThatLoad(const std::string& path, const ModelConfig& model, OptimizerKind kind,
+                             const Division& d, const Body& body) {
   const Mesh mesh{d.ranks, d.parts};
   return RunRanks(d.ranks * d.parts, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto group, SplitSequence(mesh, comm));
@@ -79,9 +82,16 @@ absl::Status OnRanksThatLoad(const std::string& path, const ModelConfig& model, 
     BURST_ASSIGN_OR_RETURN(
         const auto part, Transformer::Create(model, DType::kFloat32, std::nullopt, DeviceType::kCpu,
                                              parallel, sharding));
-    AdamW optimizer({}, part->parameters().shard_numel(), DType::kFloat32, {});
-    BURST_RETURN_IF_ERROR(LoadCheckpoint(path, &part->parameters(), &optimizer));
-    return body(part->parameters(), optimizer, number, comm);
+    ParameterList& parameters = part->parameters();
+    std::unique_ptr<Muon> muon;
+    if (kind == OptimizerKind::kMuon) {
+      Communicator* const ranks = d.stage > 0 ? &comm : d.parts > 1 ? group.get() : nullptr;
+      muon = std::make_unique<Muon>(MuonMatrices(parameters, model), /*momentum=*/0.9, ranks);
+    }
+    AdamW optimizer({}, parameters.shard_numel(), DType::kFloat32, {}, DeviceType::kCpu,
+                    /*streamed=*/0, std::move(muon));
+    BURST_RETURN_IF_ERROR(LoadCheckpoint(path, &parameters, &optimizer));
+    return body(parameters, optimizer, number, comm);
   });
 }
 
@@ -130,9 +140,12 @@ TEST_F(ZeroCheckpoints, AnOffloadedOptimizerIsSavedBeforeTheNextUpdate) {
 // A run that reads a checkpoint, in any stage and on any number of ranks, writes the same one
 // again.
 TEST_F(ZeroCheckpoints, ACheckpointIsTheSameWhoeverWritesIt) {
-  for (const char* model : {kLlama, kTiedGpt2}) {
+  for (const auto& [model, kind] :
+       {std::pair(kLlama, OptimizerKind::kAdamW), std::pair(kTiedGpt2, OptimizerKind::kAdamW),
+        std::pair(kLlama, OptimizerKind::kMuon)}) {
     TrainConfig options = Options();
     options.model = model;
+    options.optimizer = kind;
     options.sp = 1;
     options.steps = 3;
     fs::remove_all(options.out);
@@ -145,7 +158,7 @@ TEST_F(ZeroCheckpoints, ACheckpointIsTheSameWhoeverWritesIt) {
                               {1, 2, 2}, {2, 3, 2}, {3, 1, 4}};
     for (const Division& c : cases) {
       SCOPED_TRACE(absl::StrCat("stage ", c.stage, ", ", c.ranks, " ranks x ", c.parts));
-      EXPECT_EQ(OnRanksThatLoad(path, info.model, c,
+      EXPECT_EQ(OnRanksThatLoad(path, info.model, kind, c,
                                 [&](const ParameterList& parameters, const AdamW& optimizer, int,
                                     Communicator& comm) {
                                   EXPECT_EQ(optimizer.updates(), 3);
@@ -162,9 +175,12 @@ TEST_F(ZeroCheckpoints, ACheckpointIsTheSameWhoeverWritesIt) {
 TEST_F(ZeroCheckpoints, ASetIsTheSameWhoeverWritesAndReadsIt) {
   const std::string one =
       R"({"family":"llama","layers":1,"width":32,"heads":4,"kv_heads":1,"ffn":48})";
-  for (const std::string& model : {std::string(kTiedGpt2), one}) {
+  for (const auto& [model, kind] :
+       {std::pair(std::string(kTiedGpt2), OptimizerKind::kAdamW),
+        std::pair(one, OptimizerKind::kAdamW), std::pair(one, OptimizerKind::kMuon)}) {
     TrainConfig options = Options();
     options.model = model;
+    options.optimizer = kind;
     options.sp = 1;
     options.steps = 2;
     fs::remove_all(options.out);
@@ -184,7 +200,7 @@ TEST_F(ZeroCheckpoints, ASetIsTheSameWhoeverWritesAndReadsIt) {
       fs::remove_all(set);
       fs::create_directory(set);
       std::atomic<int64_t> most{0}, all{0};
-      ASSERT_EQ(OnRanksThatLoad(path, info.model, writer,
+      ASSERT_EQ(OnRanksThatLoad(path, info.model, kind, writer,
                                 [&](const ParameterList& parameters, const AdamW& optimizer,
                                     int number, Communicator& comm) {
                                   StateCopy copy(
@@ -209,7 +225,7 @@ TEST_F(ZeroCheckpoints, ASetIsTheSameWhoeverWritesAndReadsIt) {
         SCOPED_TRACE(absl::StrCat("read in stage ", reader.stage, " by ", reader.ranks, " x ",
                                   reader.parts));
         fs::remove(again);
-        EXPECT_EQ(OnRanksThatLoad(index, info.model, reader,
+        EXPECT_EQ(OnRanksThatLoad(index, info.model, kind, reader,
                                   [&](const ParameterList& parameters, const AdamW& optimizer, int,
                                       Communicator& comm) -> absl::Status {
                                     EXPECT_EQ(optimizer.updates(), 2);
@@ -229,6 +245,82 @@ TEST_F(ZeroCheckpoints, ASetIsTheSameWhoeverWritesAndReadsIt) {
   }
 }
 
+// Matrices that Muon updates have no second moment in a file. Files of older versions have one of
+// zeros, which readers skip.
+TEST_F(ZeroCheckpoints, AMatrixOfMuonHasOneMoment) {
+  TrainConfig options = Options();
+  options.optimizer = OptimizerKind::kMuon;
+  options.sp = 1;
+  options.steps = 3;
+  const auto train = [](Trainer& trainer, int) { return trainer.Train(); };
+  ASSERT_EQ(WithTrainers(options, train), absl::OkStatus());
+  const std::string path = CheckpointPath(options.out), again = folder_ + "/again";
+  const CheckpointInfo info = *ReadCheckpointInfo(path);
+  const auto model =
+      Transformer::Create(info.model, DType::kFloat32, std::nullopt, DeviceType::kCpu);
+  ASSERT_EQ(model.status(), absl::OkStatus());
+  ParameterList& parameters = (*model)->parameters();
+  const auto file = SafetensorsFile::Open(path);
+  ASSERT_EQ(file.status(), absl::OkStatus());
+  int matrices = 0;
+  for (const Parameter& p : parameters.all()) {
+    const bool matrix = p.shape.size() == 2 && absl::StartsWith(p.name, "layers.");
+    matrices += matrix;
+    EXPECT_NE(file->Find("adam.m." + p.name), nullptr);
+    EXPECT_EQ(file->Find("adam.v." + p.name) == nullptr, matrix) << p.name;
+  }
+  EXPECT_EQ(matrices, 3 * 4) << "three layers of a Llama";
+
+  // An optimizer without Muon writes a file of an older version.
+  AdamW both({}, parameters.numel(), DType::kFloat32, {});
+  ASSERT_EQ(
+      OnRanksThatLoad(path, info.model, OptimizerKind::kMuon, {0, 1, 1},
+                      [&](const ParameterList& loaded, const AdamW& optimizer, int, Communicator&) {
+                        parameters.masters().CopyFrom(loaded.masters());
+                        both.first_moment().CopyFrom(optimizer.first_moment());
+                        for (const Parameter& p : loaded.all()) {
+                          const AdamW::StateTensor second = optimizer.state()[1];
+                          if (!second.Has(p)) continue;
+                          both.second_moment()
+                              .Slice(0, p.offset, p.numel())
+                              .CopyFrom(second.Slice(p.offset, p.numel()));
+                        }
+                        return absl::OkStatus();
+                      }),
+      absl::OkStatus());
+  const std::string older = folder_ + "/older";
+  ASSERT_EQ(SaveCheckpoint(older, info, parameters, both), absl::OkStatus());
+  EXPECT_EQ(SafetensorsFile::Open(older)->names().size(), file->names().size() + matrices);
+  for (const Division& d : {Division{0, 1, 1}, {1, 2, 1}, {2, 3, 2}, {3, 4, 1}}) {
+    EXPECT_EQ(OnRanksThatLoad(older, info.model, OptimizerKind::kMuon, d,
+                              [&](const ParameterList& loaded, const AdamW& optimizer, int,
+                                  Communicator& comm) {
+                                return SaveCheckpoint(again, info, loaded, optimizer, &comm);
+                              }),
+              absl::OkStatus());
+    EXPECT_TRUE(TensorsOf(again) == TensorsOf(path)) << d.stage;
+  }
+
+  // A run that continues from the older file takes the same steps.
+  const auto next = [&](const std::string& from) {
+    fs::copy_file(from, path, fs::copy_options::overwrite_existing);
+    TrainConfig more = options;
+    more.resume = true;
+    more.steps = 5;
+    std::pair<double, double> loss_and_norm;
+    EXPECT_EQ(WithTrainers(more,
+                           [&](Trainer& trainer, int) -> absl::Status {
+                             BURST_RETURN_IF_ERROR(trainer.Step(3).status());
+                             BURST_ASSIGN_OR_RETURN(const StepMetrics row, trainer.Step(4));
+                             loss_and_norm = {row.loss, row.grad_norm};
+                             return absl::OkStatus();
+                           }),
+              absl::OkStatus());
+    return loss_and_norm;
+  };
+  EXPECT_EQ(next(older), next(again));
+}
+
 // The run has three parts, each in another stage on other ranks.
 TEST_F(ZeroCheckpoints, ResumesInAnyStageOnAnyRanks) {
   TrainConfig options = Options();
@@ -237,10 +329,9 @@ TEST_F(ZeroCheckpoints, ResumesInAnyStageOnAnyRanks) {
   options.eval_batches = 0;
   options.seqlen = 47;  // 13 sequences of validation, so the last batch has one for several groups
   const int max_ranks = kTestDevice == DeviceType::kCuda ? CudaDeviceCount() : 4;
-  const auto losses = [&](const std::string& out) {
-    const auto log = MetricsLog::Open(out + "/metrics.jsonl", 100);
+  const auto losses = [&] {
     std::vector<double> all;
-    for (const StepMetrics& row : log->rows()) {
+    for (const StepMetrics& row : Recorded(options)) {
       all.push_back(row.loss);
       // A part of a run evaluates after its last step, too.
       const bool evaluates = row.step % options.eval_every == 0;
@@ -253,7 +344,7 @@ TEST_F(ZeroCheckpoints, ResumesInAnyStageOnAnyRanks) {
   options.steps = 24;
   options.sp = 1;
   ASSERT_EQ(WithTrainers(options, train), absl::OkStatus());
-  const std::vector<double> straight = losses(options.out);
+  const std::vector<double> straight = losses();
   const struct {
     int64_t zero, dp, sp;
   } parts[] = {{3, 3, 1}, {0, 1, 1}, {1, 1, 2}, {2, 2, 2}, {3, 1, 2}};
@@ -271,7 +362,7 @@ TEST_F(ZeroCheckpoints, ResumesInAnyStageOnAnyRanks) {
   options.steps = 24;
   options.resume = true;
   EXPECT_EQ(WithTrainers(options, train), absl::OkStatus());
-  const std::vector<double> resumed = losses(options.out);
+  const std::vector<double> resumed = losses();
   ASSERT_EQ(resumed.size(), straight.size());
   for (size_t i = 0; i < resumed.size(); ++i) {
     EXPECT_NEAR(resumed[i], straight[i], 1e-5 * straight[i]) << i;

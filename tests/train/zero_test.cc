@@ -210,7 +210,7 @@ Memory MemoryOf(TrainConfig options, int64_t zero) {
       while (arrived < ranks) std::this_thread::yield();
       memory.parameters = static_cast<double>(trainer.model().parameters().numel());
       memory.kept = bytes(GetMemoryStats(kTestDevice).bytes_in_use);
-      const auto told = trainer.model().parameters().kept_bytes();
+      const auto told = trainer.kept_bytes();
       memory.told = static_cast<double>(told.values + told.gradients + told.optimizer);
       ResetPeakMemory(kTestDevice);
       measured = true;
@@ -230,6 +230,28 @@ struct Bytes {
 };
 constexpr Bytes kFp32[] = {{16, 0}, {8, 8}, {4, 12}, {0, 16}};
 constexpr Bytes kBf16[] = {{18, 0}, {6, 12}, {2, 16}, {0, 18}};
+
+// Muon's matrices have one moment, of four bytes a number.
+TEST_F(Zero, MuonKeepsOneMomentOfItsMatrices) {
+  TrainConfig options = Options();
+  options.model =
+      R"({"family":"llama","tied_embeddings":false,"layers":4,"width":256,"heads":4,"ffn":1024})";
+  const double of_matrices = 4.0 * 256 * (3 * 256 + 256 + 2048 + 1024);
+  options.sp = 1;
+  options.dp = 2;
+  if (kTestDevice == DeviceType::kCuda && CudaDeviceCount() < 2) options.dp = 1;
+  for (const int64_t zero : {0, 3}) {
+    if (zero > 0 && options.dp == 1) continue;
+    const double ranks = zero > 0 ? static_cast<double>(options.dp) : 1;
+    const Memory adamw = MemoryOf(options, zero);
+    TrainConfig by_muon = options;
+    by_muon.optimizer = OptimizerKind::kMuon;
+    const Memory muon = MemoryOf(by_muon, zero);
+    EXPECT_NEAR(adamw.told - muon.told, 4 * of_matrices / ranks, 1e-3 * of_matrices) << zero;
+    // The allocator rounds sizes up by at most an eighth.
+    EXPECT_NEAR(adamw.kept - muon.kept, 4 * of_matrices / ranks, of_matrices / ranks) << zero;
+  }
+}
 
 TEST_F(Zero, MemoryFallsAsTheFormulaSays) {
   const bool cuda = kTestDevice == DeviceType::kCuda;

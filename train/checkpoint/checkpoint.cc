@@ -17,6 +17,7 @@
 #include "train/checkpoint/checkpoint_set.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/safetensors_writer.h"
+#include "train/optimizer/muon_matrices.h"
 
 namespace burst {
 namespace {
@@ -187,8 +188,15 @@ absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const Check
       width * real(model.heads) * real(model.head_dim) * real(model.layers) <= elements &&
       (model.family != Family::kGpt2 || real(model.context) * width <= elements);
   if (plausible) {
-    const absl::StatusOr<int64_t> parameters = Transformer::CountParameters(model);
-    if (parameters.ok() && copies * *parameters == file.numel()) return absl::OkStatus();
+    const absl::StatusOr<std::vector<Parameter>> parameters = Transformer::ParametersOf(model);
+    int64_t numel = 0;
+    if (parameters.ok()) {
+      for (const Parameter& parameter : *parameters) numel += copies * parameter.numel();
+      const int64_t missing = numel - file.numel();
+      if (missing == 0) return absl::OkStatus();
+      // Muon's matrices have no second moment.
+      if (!weights_alone && missing == MuonNumel(*parameters)) return absl::OkStatus();
+    }
   }
   return NotACheckpoint("its tensors are not those of its model");
 }
@@ -286,8 +294,8 @@ absl::Status SaveDivided(const std::string& path, const CheckpointInfo& info,
   for (const Parameter& p : parameters.all()) entries.push_back({p.name, "F32", p.full_shape});
   const std::vector<AdamW::StateTensor> state = optimizer.state();
   for (const Parameter& p : parameters.all()) {
-    for (const auto& [prefix, flat] : state) {
-      entries.push_back({prefix + p.name, "F32", p.full_shape});
+    for (const AdamW::StateTensor& tensor : state) {
+      if (tensor.Has(p)) entries.push_back({tensor.prefix + p.name, "F32", p.full_shape});
     }
   }
   BURST_CHECK(parameters.master_dtype() == DType::kFloat32);
@@ -309,8 +317,9 @@ absl::Status SaveDivided(const std::string& path, const CheckpointInfo& info,
   }
   for (int i = 0; i < parameters.size(); ++i) {
     const ParameterPiece piece = parameters.PieceOf(i, parameters.sharding().rank);
-    for (const auto& [prefix, flat] : state) {
-      BURST_RETURN_IF_ERROR(send(i, flat.Slice(0, piece.at, piece.length)));
+    for (const AdamW::StateTensor& tensor : state) {
+      if (!tensor.Has(parameters[i])) continue;
+      BURST_RETURN_IF_ERROR(send(i, tensor.Slice(piece.at, piece.length)));
     }
   }
   return writer.has_value() ? writer->Commit() : absl::OkStatus();
@@ -326,17 +335,20 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
   }
   std::vector<NamedTensor> tensors;
   const auto add = [&](const std::string& prefix, const Parameter& parameter,
-                       const Tensor& flat) -> absl::Status {
-    BURST_ASSIGN_OR_RETURN(Tensor whole, GatherWhole(parameter, PartOf(flat, parameter), group));
+                       const Tensor& part) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(Tensor whole, GatherWhole(parameter, part, group));
     tensors.push_back({prefix + parameter.name, std::move(whole)});
     return absl::OkStatus();
   };
   const Tensor masters = parameters.masters().To(DeviceType::kCpu);
   std::vector<AdamW::StateTensor> state = optimizer.state();
   for (AdamW::StateTensor& tensor : state) tensor.flat = tensor.flat.To(DeviceType::kCpu);
-  for (const Parameter& p : parameters.all()) BURST_RETURN_IF_ERROR(add("", p, masters));
+  for (const Parameter& p : parameters.all()) BURST_RETURN_IF_ERROR(add("", p, PartOf(masters, p)));
   for (const Parameter& p : parameters.all()) {
-    for (const auto& [prefix, flat] : state) BURST_RETURN_IF_ERROR(add(prefix, p, flat));
+    for (const AdamW::StateTensor& tensor : state) {
+      if (!tensor.Has(p)) continue;
+      BURST_RETURN_IF_ERROR(add(tensor.prefix, p, tensor.Slice(p.offset, p.numel()).View(p.shape)));
+    }
   }
   if (group != nullptr && group->rank() > 0) return absl::OkStatus();
   return WriteSafetensors(path, tensors, Strings(info));
@@ -409,12 +421,14 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
   }
   std::vector<Destination> destinations;
   const bool divided = parameters->sharding().stage > 0, in_place = parameters->has_masters();
-  const auto add_moment = [&](const char* prefix, int i, const Tensor& moment) {
+  const auto add_state = [&](const AdamW::StateTensor& tensor, int i) {
     const Parameter& p = (*parameters)[i];
+    if (!tensor.Has(p)) return;
+    const std::string name = tensor.prefix + p.name;
     const ParameterPiece piece = parameters->PieceOf(i, parameters->sharding().rank);
-    if (!divided) return destinations.push_back({prefix + p.name, p, PartOf(moment, p), piece});
-    const Tensor own = moment.Slice(0, piece.at, piece.length);
-    destinations.push_back({prefix + p.name, p, Tensor(), piece, [piece, own](const Tensor& part) {
+    const Tensor own = tensor.Slice(piece.at, piece.length);
+    if (!divided) return destinations.push_back({name, p, own.View(p.shape), piece});
+    destinations.push_back({name, p, Tensor(), piece, [piece, own](const Tensor& part) {
                               own.CopyFrom(part.View({-1}).Slice(0, piece.begin, piece.length));
                             }});
   };
@@ -432,7 +446,7 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
       destinations.push_back({p.name, p, PartOf(parameters->masters(), p), all});
     }
     if (optimizer == nullptr) continue;
-    for (const auto& [prefix, flat] : optimizer->state()) add_moment(prefix, i, flat);
+    for (const AdamW::StateTensor& tensor : optimizer->state()) add_state(tensor, i);
   }
   BURST_RETURN_IF_ERROR(ReadAll(file, parameters->master_dtype(), destinations));
   if (in_place) parameters->RoundMasters();

@@ -1,6 +1,7 @@
 // A run's state in one file, or in a set of files (checkpoint_set.h). It holds the parameters by
-// name, AdamW's moments as adam.m.<name> and adam.v.<name>, and strings with everything else that
-// continuing or generating needs.
+// name, the optimizer's moments as adam.m.<name> and adam.v.<name>, and strings with everything
+// else that continuing or generating needs. Matrices that Muon updates have no adam.v, except in
+// files of older versions, which are read without it.
 //
 // Data order and dropout are functions of (seed, step), so no generator state is saved. The file
 // holds whole parameters, so it does not depend on how many ranks wrote it.

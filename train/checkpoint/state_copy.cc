@@ -19,14 +19,18 @@ StateCopy::StateCopy(const ParameterList& parameters, const AdamW& optimizer,
                      std::vector<StateRange> ranges)
     : parameters_(parameters), state_(optimizer.state()), ranges_(std::move(ranges)) {
   BURST_CHECK(parameters.master_dtype() == DType::kFloat32);
-  for (const StateRange& range : ranges_) numel_ += range.length;
+  for (const StateRange& range : ranges_) {
+    numel_ += range.length;
+    for (const AdamW::StateTensor& tensor : state_) {
+      if (tensor.Has(ParameterOf(range))) state_numel_ += range.length;
+    }
+  }
 }
 
 int64_t StateCopy::bytes() const {
   const bool masters_in_place = in_place() && parameters_.dtype() != parameters_.master_dtype();
-  const int64_t copied =
-      (masters_in_place ? 0 : 1) + (in_place() ? 0 : static_cast<int64_t>(state_.size()));
-  return copied * numel_ * static_cast<int64_t>(sizeof(float));
+  const int64_t copied = (masters_in_place ? 0 : numel_) + (in_place() ? 0 : state_numel_);
+  return copied * static_cast<int64_t>(sizeof(float));
 }
 
 void StateCopy::Reserve() {
@@ -58,7 +62,9 @@ void StateCopy::Take() {
     BURST_CHECK(range.length == 0 || (range.begin >= piece.begin &&
                                       range.begin + range.length <= piece.begin + piece.length));
     const int64_t at = piece.at + range.begin - piece.begin;
-    for (const AdamW::StateTensor& tensor : state_) take(tensor.flat.Slice(0, at, range.length));
+    for (const AdamW::StateTensor& tensor : state_) {
+      if (tensor.Has(ParameterOf(range))) take(tensor.Slice(at, range.length));
+    }
   }
 }
 
@@ -67,12 +73,14 @@ std::vector<StateCopy::Part> StateCopy::parts() const {
   std::vector<Part> parts;
   const auto add = [&](const char* prefix, size_t range) {
     const int64_t bytes = ranges_[range].length * static_cast<int64_t>(sizeof(float));
-    parts.push_back({prefix + parameters_[ranges_[range].parameter].name, range,
-                     elements_[parts.size()], bytes});
+    parts.push_back(
+        {prefix + ParameterOf(ranges_[range]).name, range, elements_[parts.size()], bytes});
   };
   for (size_t i = 0; i < ranges_.size(); ++i) add("", i);
   for (size_t i = 0; i < ranges_.size(); ++i) {
-    for (const AdamW::StateTensor& tensor : state_) add(tensor.prefix, i);
+    for (const AdamW::StateTensor& tensor : state_) {
+      if (tensor.Has(ParameterOf(ranges_[i]))) add(tensor.prefix, i);
+    }
   }
   return parts;
 }

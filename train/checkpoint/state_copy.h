@@ -34,7 +34,9 @@ class StateCopy {
   // Takes bytes() of the host's memory, page-locked for a GPU's state, and keeps them. Ranks that
   // share a process call it before they wait for one another's kernels.
   void Reserve();
-  int64_t bytes() const;  // 12 bytes for each copied element, 16 with an average
+  // 4 bytes for each copied element: of the masters, both moments, and an average. Muon's matrices
+  // have one moment.
+  int64_t bytes() const;
   // Copies masters and the optimizer's state as they are now. Waits for the device, and reserves
   // memory if needed.
   void Take();
@@ -56,10 +58,15 @@ class StateCopy {
   }
 
  private:
+  const Parameter& ParameterOf(const StateRange& range) const {
+    return parameters_[range.parameter];
+  }
+
   const ParameterList& parameters_;
   const std::vector<AdamW::StateTensor> state_;
   const std::vector<StateRange> ranges_;
-  int64_t numel_ = 0;  // the elements of all ranges
+  int64_t numel_ = 0;        // the elements of all ranges
+  int64_t state_numel_ = 0;  // their elements in all tensors of the optimizer's state
   std::unique_ptr<HostBuffer> buffer_;
   std::vector<const void*> elements_;  // from the last Take, in the order of parts()
 };

@@ -37,7 +37,8 @@ constexpr EnumName<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adam
 
 constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAuto, "auto"},
                                                           {CheckpointFiles::kOne, "one"},
-                                                          {CheckpointFiles::kRanks, "ranks"}};
+                                                          {CheckpointFiles::kRanks, "ranks"},
+                                                          {CheckpointFiles::kNone, "none"}};
 
 constexpr EnumName<Resume> kResumes[] = {
     {Resume::kNo, "false"}, {Resume::kYes, "true"}, {Resume::kAuto, "auto"}};
@@ -158,7 +159,7 @@ std::vector<AgreedItem> ResolvedConfig::AgreedOptions(bool one_host) const {
   items.push_back({"--precision", tf32 ? "tf32" : Name(dtype)});
   items.push_back({"--dp, --pp, --sp and --tp", absl::StrCat(mesh.data, ", ", mesh.stages, ", ",
                                                              mesh.sequence, " and ", mesh.tensor)});
-  items.push_back({"--checkpoint_files", checkpoint_sets ? "ranks" : "one"});
+  items.push_back({"--checkpoint_files", Name(checkpoint_files)});
   return items;
 }
 

@@ -43,7 +43,7 @@ inline bool OffloadsOptimizer(Offload offload) {
   return offload == Offload::kOptimizer || offload == Offload::kAll;
 }
 // The files of a checkpoint. kAuto: one for each rank if ranks have different parts of the state.
-enum class CheckpointFiles { kAuto, kOne, kRanks };
+enum class CheckpointFiles { kAuto, kOne, kRanks, kNone };
 // The value of --resume. kAuto continues a run that has checkpoints and starts one that has none.
 enum class Resume { kNo, kYes, kAuto };
 const char* Name(CommChoice comm);
@@ -197,7 +197,7 @@ struct ResolvedConfig : PlainOptions {
   // Whether the ranks of a tensor group divide the tokens between its GEMMs (TensorParallel). Only
   // //benchmarks:scaling says no, for Megatron-LM's first version.
   bool spreads_stream = true;
-  bool checkpoint_sets = false;   // each rank writes a file of a checkpoint
+  CheckpointFiles checkpoint_files = CheckpointFiles::kOne;  // not kAuto
   std::optional<int64_t> sample;  // tokens at the end; none: as suits the data
   int64_t profile_first = 0;      // steps that are profiled, from 1; 0: none
   int64_t profile_last = 0;

@@ -155,6 +155,18 @@ constexpr Side kFilePerRank = {"checkpoint_files", "--checkpoint_files=ranks", "
                                "--checkpoint_files=ranks --ranks=2", [](const Config& c) {
                                  return c.given().checkpoint_files == CheckpointFiles::kRanks;
                                }};
+constexpr Side kNoCheckpoints = {
+    "checkpoint_files", "--checkpoint_files=none", "auto, one or ranks", "--checkpoint_files=none",
+    [](const Config& c) { return c.given().checkpoint_files == CheckpointFiles::kNone; }};
+constexpr Side kCheckpointEvery = {"checkpoint_every", "--checkpoint_every above 0", "0",
+                                   "--checkpoint_every=5", [](const Config& c) {
+                                     return c.checkpoint_every > 0 &&
+                                            c.checkpoint_every != TrainConfig().checkpoint_every;
+                                   }};
+constexpr Side kKeep = {"keep", "--keep", "3", "--keep=5",
+                        [](const Config& c) { return c.keep != TrainConfig().keep; }};
+constexpr Side kSample = {"sample", "--sample above 0", "0", "--sample=9",
+                          [](const Config& c) { return c.given().sample > 0; }};
 constexpr Side kSteps = {"steps", "--steps", "-1", "--steps=10",
                          [](const Config& c) { return c.given().steps != -1; }};
 constexpr Side kTokens = {"tokens", "--tokens", "0", "--tokens=100000",
@@ -238,6 +250,9 @@ constexpr TrainConflict kConflicts[] = {
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
     {kMuon, kOffloadOptimizer, "an update needs whole matrices on the GPU", "give adamw"},
     {kMuonMomentum, kNotMuon, "AdamW has --beta1", kLeaveOut},
+    {kCheckpointEvery, kNoCheckpoints, "nothing is saved", kLeaveOut},
+    {kKeep, kNoCheckpoints, "nothing is saved", kLeaveOut},
+    {kSample, kNoCheckpoints, "the last checkpoint writes the sample", kLeaveOut},
     {kNccl, kCpu, "it connects GPUs", "give --device=cuda, or threads, tcp or mpi"},
     {kProfile, kCpu, "a CPU is profiled by perf without help", "give --device=cuda"},
     {kResume, kNoOut, "that names the run to continue", "give --out"},

@@ -433,8 +433,8 @@ void AddOutputOptions(TrainConfig* c, OptionTable* t) {
   t->Add("checkpoint_files", &c->checkpoint_files, ParseCheckpointFiles)
       .MayChange()
       .Help(
-          "Write a checkpoint as one file, or as a folder with a file of each of the ranks. auto: "
-          "ranks where they divide the state.");
+          "Save in one file, in a file of each rank (ranks), or never (none). auto: ranks if they "
+          "divide the state, else one.");
   t->Add("keep", &c->keep)
       .Min(1)
       .Unit("checkpoints")
@@ -459,8 +459,8 @@ void AddOutputOptions(TrainConfig* c, OptionTable* t) {
       .Unit("tokens")
       .MayChange()
       .Help(
-          "Generate N tokens at the end. -1: 256; none for shards without --tokenizer or with "
-          "--zero=3.");
+          "Generate N tokens at the end. -1: 256; none for shards without --tokenizer, with "
+          "--zero=3 or --checkpoint_files=none.");
 }
 
 }  // namespace

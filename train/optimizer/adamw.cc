@@ -93,13 +93,25 @@ void ForAdamW(const Muon* muon, int64_t begin, int64_t end, const Body& body) {
   body(begin, end);
 }
 
+// Returns the elements [begin, end) of the state's second moments, which begin with element `first`
+// of the state. Muon's elements have none.
+Tensor SecondMoments(const Muon* muon, const Tensor& v, int64_t first, int64_t begin, int64_t end) {
+  const auto at = [&](int64_t i) { return muon == nullptr ? i : i - muon->NumelBefore(i); };
+  return v.Slice(0, at(begin) - at(first), at(end) - at(begin));
+}
+
 // Returns the elements [begin, end) of a part, counted from the start of the state.
-cuda::AdamWPart Cut(const cuda::AdamWPart& part, int64_t begin, int64_t end) {
+cuda::AdamWPart Cut(const Muon* muon, const cuda::AdamWPart& part, int64_t begin, int64_t end) {
   const auto cut = [&](const Tensor& tensor) {
     return tensor.null() ? Tensor() : tensor.Slice(0, begin - part.offset, end - begin);
   };
-  return {begin,       cut(part.grads),   cut(part.masters), cut(part.m),
-          cut(part.v), cut(part.compute), cut(part.average)};
+  return {begin,
+          cut(part.grads),
+          cut(part.masters),
+          cut(part.m),
+          SecondMoments(muon, part.v, part.offset, begin, end),
+          cut(part.compute),
+          cut(part.average)};
 }
 
 void UpdateAverage(double decay, const Tensor& weights, const Tensor& average) {
@@ -158,7 +170,7 @@ class BegunUpdate {
     return muon_->Update(update, [&](int64_t begin, int64_t end) {
       size_t i = 0;
       while (i + 1 < parts.size() && parts[i + 1].offset <= begin) ++i;
-      return Cut(parts[i], begin, end);
+      return Cut(muon_, parts[i], begin, end);
     });
   }
 
@@ -167,7 +179,7 @@ class BegunUpdate {
     if (!coefficients_.null()) {
       ForAdamW(muon_, part.offset, end, [&](int64_t from, int64_t to) {
         BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_,
-                         Cut(part, from, to));
+                         Cut(muon_, part, from, to));
       });
       if (part.average.null()) return;
       BURST_GPU_KERNEL(UpdateAverage, average_decay_, loss_and_norm_, updates_, part.masters,
@@ -179,7 +191,7 @@ class BegunUpdate {
       using T = decltype(zero);
       const Coefficients<T> c(update_, number_, norm_);
       ForAdamW(muon_, part.offset, end, [&](int64_t from, int64_t to) {
-        const cuda::AdamWPart cut = Cut(part, from, to);
+        const cuda::AdamWPart cut = Cut(muon_, part, from, to);
         UpdateAll<T>(c, decay_, from, to - from, cut.grads.data<T>(), cut.masters.data<T>(),
                      cut.m.data<T>(), cut.v.data<T>());
       });
@@ -202,15 +214,19 @@ class BegunUpdate {
 }  // namespace
 
 AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
-             DeviceType device, int64_t streamed)
+             DeviceType device, int64_t streamed, std::unique_ptr<Muon> muon)
     : options_(options),
       decay_(std::move(decay)),
+      muon_(std::move(muon)),
       device_(device),
       updates_(Tensor::Zeros({1}, DType::kFloat64, device)) {
-  for (Tensor* moment : {&m_, &v_}) {
-    *moment = streamed > 0 ? Tensor::ZerosOnHost({numel}, dtype, device)
-                           : Tensor::Zeros({numel}, dtype, device);
-  }
+  BURST_CHECK(muon_ == nullptr || streamed == 0);
+  const auto zeros = [&](int64_t n) {
+    return streamed > 0 ? Tensor::ZerosOnHost({n}, dtype, device)
+                        : Tensor::Zeros({n}, dtype, device);
+  };
+  m_ = zeros(numel);
+  v_ = zeros(muon_ == nullptr ? numel : numel - muon_->NumelBefore(numel));
   if (streamed > 0) stream_ = std::make_unique<StateStream>(device, streamed);
   int64_t last = 0;
   std::vector<double> bounds;
@@ -234,14 +250,14 @@ void AdamW::KeepAverage(double decay) {
 }
 
 std::vector<AdamW::StateTensor> AdamW::state() const {
-  std::vector<StateTensor> all = {{"adam.m.", m_}, {"adam.v.", v_}};
-  if (!average_.null()) all.push_back({kAveragePrefix, average_});
+  std::vector<StateTensor> all = {{"adam.m.", m_, nullptr}, {"adam.v.", v_, muon_.get()}};
+  if (!average_.null()) all.push_back({kAveragePrefix, average_, nullptr});
   return all;
 }
 
-void AdamW::UseMuon(std::vector<MuonMatrix> matrices, double momentum, Communicator* ranks) {
-  BURST_CHECK(stream_ == nullptr);
-  muon_ = std::make_unique<Muon>(std::move(matrices), momentum, ranks);
+Tensor AdamW::StateTensor::Slice(int64_t at, int64_t length) const {
+  return left_out == nullptr ? flat.Slice(0, at, length)
+                             : SecondMoments(left_out, flat, 0, at, at + length);
 }
 
 void AdamW::CheckParts(absl::Span<const Part> parts) const {
@@ -279,7 +295,7 @@ absl::Status AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_no
   for (const Part& part : parts) {
     const int64_t n = part.masters.numel();
     with_state.push_back({offset, part.grads, part.masters, m_.Slice(0, offset, n),
-                          v_.Slice(0, offset, n), part.compute,
+                          SecondMoments(muon_.get(), v_, 0, offset, offset + n), part.compute,
                           average_.null() ? Tensor() : average_.Slice(0, offset, n)});
     offset += n;
   }

@@ -8,9 +8,10 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "burst/comm/communicator.h"
 #include "burst/tensor/tensor.h"
+#include "model/parameters.h"
 #include "train/optimizer/muon.h"
+#include "train/optimizer/muon_matrices.h"
 
 namespace burst {
 
@@ -35,21 +36,18 @@ class StateStream;  // train/optimizer/state_stream.h
 class AdamW {
  public:
   // For a buffer of `numel` elements of float32 or float64; `decay` is increasing and disjoint.
-  // State starts at 0.
+  // State starts at 0. `muon` updates its matrices instead of AdamW; null: AdamW updates
+  // everything. The matrices are disjoint, each rank's piece lies in one part, and weight decay
+  // applies to them. Their momentum is in first_moment(), and they have no second moment.
   //
   // streamed > 0 (a multiple of 64): the moments are in the host's memory, page-locked, and so are
   // the masters of parts that have `compute` (both Tensor::ZerosOnHost). An update streams them
   // through the device, `streamed` elements at a time, and makes the same bits. Read them only when
-  // the device has done all queued work (SynchronizeDevice).
+  // the device has done all queued work (SynchronizeDevice). Not with Muon.
   AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
-        DeviceType device = DeviceType::kCpu, int64_t streamed = 0);
+        DeviceType device = DeviceType::kCpu, int64_t streamed = 0,
+        std::unique_ptr<Muon> muon = nullptr);
   ~AdamW();
-
-  // Updates these matrices by Muon from here on, instead of by AdamW. They are disjoint, each
-  // rank's piece lies in one part, and weight decay applies to them. Their momentum is in
-  // first_moment(), and second_moment() stays 0 there. `ranks` is as in Muon's constructor. Not
-  // with streamed state.
-  void UseMuon(std::vector<MuonMatrix> matrices, double momentum, Communicator* ranks = nullptr);
 
   // Keeps an average of the weights p from here on: after an update it becomes
   // decay average + (1 - decay) p, and p after the first one. Not with streamed state.
@@ -72,13 +70,21 @@ class AdamW {
                     const Tensor& loss_and_norm, double clip, double lr);
 
   // The state: what a checkpoint holds.
-  const Tensor& first_moment() const { return m_; }   // [numel]
-  const Tensor& second_moment() const { return v_; }  // [numel]
+  const Tensor& first_moment() const { return m_; }  // [numel]
+  // [numel], less the elements of Muon's matrices
+  const Tensor& second_moment() const { return v_; }
   const Tensor& average() const { return average_; }  // [numel], or null
-  // All of it, with the prefixes of the parameters' names in a checkpoint.
+  // A tensor of the state, with the prefix of the parameters' names in a checkpoint.
   struct StateTensor {
     const char* prefix;
-    Tensor flat;  // [numel]
+    Tensor flat;           // [numel], less the elements of left_out's matrices
+    const Muon* left_out;  // null: `flat` has all elements
+
+    bool Has(const Parameter& parameter) const {
+      return left_out == nullptr || !UpdatedByMuon(parameter);
+    }
+    // Returns the elements [at, at + length) of the state, which `flat` has.
+    Tensor Slice(int64_t at, int64_t length) const;
   };
   std::vector<StateTensor> state() const;
   int64_t updates() const;  // waits for the device
@@ -89,7 +95,7 @@ class AdamW {
 
   const AdamWOptions options_;
   const std::vector<DecayRange> decay_;
-  std::unique_ptr<Muon> muon_;  // null: AdamW updates everything
+  const std::unique_ptr<Muon> muon_;  // null: AdamW updates everything
   double average_decay_ = 0;
   Tensor average_;  // null: none is kept
   const DeviceType device_;

@@ -16,7 +16,7 @@ struct AdamWUpdate {
 };
 
 // Everything is [n]. grads, masters, m, v and average are all float32 or all float64; compute is
-// bfloat16. compute and average may be null.
+// bfloat16. compute and average may be null. Muon's elements have no v.
 struct AdamWPart {
   int64_t offset = 0;  // number of its first element among all updated ones
   Tensor grads, masters, m, v, compute;

@@ -190,6 +190,19 @@ Muon::Muon(std::vector<MuonMatrix> matrices, double momentum, Communicator* rank
     if (matrix.pieces[rank_].length > 0) own_.push_back(matrix.pieces[rank_]);
   }
   std::sort(own_.begin(), own_.end(), [](const auto& a, const auto& b) { return a.at < b.at; });
+  int64_t numel = 0;
+  for (const MuonPiece& piece : own_) {
+    numel_before_.push_back(numel);
+    numel += piece.length;
+  }
+}
+
+int64_t Muon::NumelBefore(int64_t at) const {
+  const auto next = std::partition_point(own_.begin(), own_.end(),
+                                         [&](const MuonPiece& piece) { return piece.at < at; });
+  if (next == own_.begin()) return 0;
+  const MuonPiece& last = next[-1];
+  return numel_before_[next - own_.begin() - 1] + std::min(at - last.at, last.length);
 }
 
 absl::Status Muon::Update(const MuonUpdate& update, const PartOf& part_of) const {

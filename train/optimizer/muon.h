@@ -76,6 +76,8 @@ class Muon {
 
   // Returns this rank's elements of all matrices, increasing, none of them empty.
   const std::vector<MuonPiece>& own() const { return own_; }
+  // Returns how many of this rank's elements [0, at) are of matrices.
+  int64_t NumelBefore(int64_t at) const;
   // Returns the matrices as they are dealt out: matrix i to rank i modulo the number of ranks.
   const std::vector<MuonMatrix>& matrices() const { return matrices_; }
 
@@ -96,6 +98,7 @@ class Muon {
   Communicator* const ranks_;
   const int rank_;
   std::vector<MuonPiece> own_;
+  std::vector<int64_t> numel_before_;  // elements of the pieces before each of own_
 };
 
 }  // namespace burst

@@ -44,11 +44,23 @@ Part PartOf(const Parameter& parameter, const MuonMatrix& matrix, int k, int64_t
 
 }  // namespace
 
+bool UpdatedByMuon(const Parameter& parameter) {
+  return parameter.full_shape.size() == 2 && absl::StartsWith(parameter.name, "layers.");
+}
+
+int64_t MuonNumel(absl::Span<const Parameter> parameters) {
+  int64_t numel = 0;
+  for (const Parameter& p : parameters) {
+    if (UpdatedByMuon(p)) numel += p.full_shape[0] * p.full_shape[1];
+  }
+  return numel;
+}
+
 std::vector<MuonMatrix> MuonMatrices(const ParameterList& parameters, const ModelConfig& model) {
   std::vector<MuonMatrix> matrices;
   for (int i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i];
-    if (parameter.shape.size() != 2 || !absl::StartsWith(parameter.name, "layers.")) continue;
+    if (!UpdatedByMuon(parameter)) continue;
     const ParameterSharding& sharding = parameter.sharding;
     const std::vector<int64_t> rows = RowsOf(parameter, model);
     int64_t first = 0;

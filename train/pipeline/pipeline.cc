@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Create(const Mesh& mesh, int
 
 absl::Status Pipeline::Forward(const Transformer& model, SequenceParallelAttention& attention,
                                int chunk, const MicroBatch& micro_batch, const LossTerms& terms,
-                               Pass* pass, PassTimes* times) {
+                               Pass* pass, DeviceSpans* times) {
   const ScopedPhase phase("forward");
   if (stage_ > 0 || chunk > 0) {
     const Tensor received =
@@ -101,7 +101,8 @@ absl::Status Pipeline::Forward(const Transformer& model, SequenceParallelAttenti
   return to_next_->Send(Channel::kRead, pass->output.value());
 }
 
-absl::Status Pipeline::Backward(const Transformer& model, int chunk, Pass* pass, PassTimes* times) {
+absl::Status Pipeline::Backward(const Transformer& model, int chunk, Pass* pass,
+                                DeviceSpans* times) {
   const ScopedPhase phase("backward");
   if (stage_ + 1 == num_stages_ && chunk + 1 == chunks_) {
     times->Begin();
@@ -127,7 +128,7 @@ absl::Status Pipeline::WaitForSends() {
 absl::Status Pipeline::ForwardBackward(const Transformer& model,
                                        SequenceParallelAttention& attention, int micro_batches,
                                        const MicroBatchOf& micro_batch, const LossTerms& terms,
-                                       const Tensor& loss, PassTimes* times) {
+                                       const Tensor& loss, DeviceSpans* times) {
   loss.Fill(0);
   times->Clear();
   std::map<std::pair<int, int>, std::unique_ptr<Pass>> passes;  // by micro-batch and chunk
@@ -153,7 +154,7 @@ absl::StatusOr<Tensor> Pipeline::Loss(const Transformer& model,
                                       SequenceParallelAttention& attention,
                                       const SequenceBatch& batch) {
   Tensor loss;
-  PassTimes times(model.device());
+  DeviceSpans times(model.device());
   for (int chunk = 0; chunk < chunks_; ++chunk) {
     Pass pass(/*recording=*/false);
     BURST_RETURN_IF_ERROR(

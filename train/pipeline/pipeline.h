@@ -11,8 +11,8 @@
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/mesh.h"
+#include "burst/device/device_spans.h"
 #include "model/transformer.h"
-#include "train/pipeline/pass_times.h"
 
 namespace burst {
 
@@ -46,7 +46,7 @@ class Pipeline {
   // and forgets earlier ones. Collective among stages().
   absl::Status ForwardBackward(const Transformer& model, SequenceParallelAttention& attention,
                                int micro_batches, const MicroBatchOf& micro_batch,
-                               const LossTerms& terms, const Tensor& loss, PassTimes* times);
+                               const LossTerms& terms, const Tensor& loss, DeviceSpans* times);
 
   // Returns the loss of a batch, unscaled and without a gradient: a scalar on the last stage, null
   // on others. Collective among stages().
@@ -63,8 +63,8 @@ class Pipeline {
 
   absl::Status Forward(const Transformer& model, SequenceParallelAttention& attention, int chunk,
                        const MicroBatch& micro_batch, const LossTerms& terms, Pass* pass,
-                       PassTimes* times);
-  absl::Status Backward(const Transformer& model, int chunk, Pass* pass, PassTimes* times);
+                       DeviceSpans* times);
+  absl::Status Backward(const Transformer& model, int chunk, Pass* pass, DeviceSpans* times);
   absl::Status WaitForSends();
 
   const int stage_, num_stages_, chunks_;

@@ -1,6 +1,7 @@
 #include "train/plan/check_run.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -10,14 +11,13 @@
 #include "burst/cli/text.h"
 #include "burst/device/device.h"
 #include "model/transformer.h"
+#include "train/optimizer/muon_matrices.h"
 #include "train/plan/fit.h"
 #include "train/plan/gpu_models.h"
 #include "train/plan/plan.h"
 
 namespace burst {
 namespace {
-
-constexpr double kStateBytes = 16;  // bytes a parameter: value, gradient and two moments in float32
 
 constexpr int kMostCheckedRanks = 32;  // a plan for more ranks takes too long for a start
 
@@ -47,12 +47,18 @@ absl::Status CheckRunFits(TrainingSetup* setup) {
 
 absl::Status CheckStateFits(const TrainingSetup& setup) {
   const ResolvedConfig& config = setup.config;
-  BURST_ASSIGN_OR_RETURN(const int64_t parameters, Transformer::CountParameters(config.model));
+  BURST_ASSIGN_OR_RETURN(const std::vector<Parameter> list,
+                         Transformer::ParametersOf(config.model));
+  int64_t parameters = 0;
+  for (const Parameter& parameter : list) parameters += parameter.numel();
   // Other processes may be on other hosts, and ranks with --zero divide a copy.
   const bool copies = config.comm == CommKind::kThreads && config.zero == 0;
   const int64_t ranks = copies ? config.mesh.data * config.mesh.sequence : 1;
-  const double bytes = kStateBytes + (config.ema > 0 ? sizeof(float) : 0);  // with an average
-  const double needed = bytes * static_cast<double>(parameters) * static_cast<double>(ranks);
+  // Values, gradients, two moments, and an average. Muon's matrices have one moment.
+  const int64_t copies_of_all = config.ema > 0 ? 5 : 4;
+  const int64_t left_out = config.optimizer == OptimizerKind::kMuon ? MuonNumel(list) : 0;
+  const double needed = sizeof(float) * static_cast<double>(ranks) *
+                        static_cast<double>(copies_of_all * parameters - left_out);
   const auto free = static_cast<double>(FreeHostMemory());
   if (needed <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(

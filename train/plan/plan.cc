@@ -61,7 +61,7 @@ absl::Status MeasureRank(const TrainingSetup& setup, Communicator& comm, Simulat
   // Kernels of the first three steps.
   const std::map<std::string, double> kernels = gpu.KernelSeconds();
   BURST_ASSIGN_OR_RETURN(const StepMetrics metrics, trainer->Step(2));
-  const ParameterList::KeptBytes kept = trainer->model().parameters().kept_bytes();
+  const ParameterList::KeptBytes kept = trainer->kept_bytes();
   plan->parameters = kept.values;
   plan->gradients = kept.gradients;
   plan->optimizer = kept.optimizer;

@@ -74,7 +74,9 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   constexpr char kUnread[] = "Without effect if the model says its vocabulary, unless --packed.";
   t.AddShared(train, "data", kUnread);
   t.AddShared(train, "tokenizer", kUnread);
-  for (const char* name : {"packed", "dp", "sp", "tp", "pp", "pp_chunks"}) t.AddShared(train, name);
+  for (const char* name : {"packed", "optimizer", "dp", "sp", "tp", "pp", "pp_chunks"}) {
+    t.AddShared(train, name);
+  }
   t.AddSharedGroup(train, "memory");
   t.AddSharedGroup(train, "attention over ranks");
   AddConflictsToHelp(&t);

@@ -27,9 +27,9 @@ struct StepMetrics {
   // devices' clocks. Waiting for messages and slower stages counts as idle time. PipelineBubble is
   // the value by the formula.
   std::optional<double> pipeline_bubble;
-  // The time that ranks on CPUs spend in communicators within step_ms, their mean: waits for
-  // messages and slower ranks, copies and sums. GPUs run messages and kernels at the same time, and
-  // have no such figure.
+  // The time within step_ms that messages take from ranks, their mean. Threads on CPUs wait for
+  // messages and slower ranks, copy and add up. On GPUs it is the time in which a rank's kernels
+  // wait for messages.
   std::optional<double> exposed_ms;
   // Validation losses of the weights and of their average (--ema), after the update.
   std::optional<double> val_loss, val_loss_ema;

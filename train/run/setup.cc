@@ -207,8 +207,8 @@ absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
   setup.config.model = setup.config.model.WithDefaults();
   setup.data_fingerprint = FingerprintOf(setup.data);
-  setup.sample =
-      setup.data.tokenizer.has_value() ? config.sample.value_or(config.zero == 3 ? 0 : 256) : 0;
+  const bool none = config.zero == 3 || config.checkpoint_files == CheckpointFiles::kNone;
+  setup.sample = setup.data.tokenizer.has_value() ? config.sample.value_or(none ? 0 : 256) : 0;
   return setup;
 }
 

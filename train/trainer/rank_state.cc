@@ -197,16 +197,28 @@ absl::Status RankState::MakeOptimizer() {
     if (pipeline != nullptr) shards->set_stages(pipeline->stages(), pipeline->tied());
     model->set_parameter_use(shards.get());
   }
+  std::unique_ptr<Muon> muon;
+  if (config.optimizer == OptimizerKind::kMuon) {
+    muon = std::make_unique<Muon>(MuonMatrices(parameters, model->config()), config.muon_momentum,
+                                  config.zero > 0 ? stage : tensor.get());
+  }
   optimizer = std::make_unique<AdamW>(
       AdamWOptions{config.beta1, config.beta2, config.eps, config.weight_decay},
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), config.device,
-      OffloadsOptimizer(config.offload) ? StreamedElements(parameters.shard_numel()) : 0);
+      OffloadsOptimizer(config.offload) ? StreamedElements(parameters.shard_numel()) : 0,
+      std::move(muon));
   if (config.ema > 0) optimizer->KeepAverage(config.ema);
-  if (config.optimizer == OptimizerKind::kMuon) {
-    optimizer->UseMuon(MuonMatrices(parameters, model->config()), config.muon_momentum,
-                       config.zero > 0 ? stage : tensor.get());
-  }
   return absl::OkStatus();
+}
+
+ParameterList::KeptBytes RankState::kept_bytes() const {
+  ParameterList::KeptBytes kept = model->parameters().kept_bytes();
+  int64_t* const optimizer_bytes =
+      OffloadsOptimizer(config.offload) ? &kept.optimizer_on_host : &kept.optimizer;
+  for (const AdamW::StateTensor& tensor : optimizer->state()) {
+    *optimizer_bytes += tensor.flat.size_bytes();
+  }
+  return kept;
 }
 
 absl::Status RankState::Load() {

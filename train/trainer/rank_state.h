@@ -36,6 +36,8 @@ struct RankState {
 
   // Returns the tokens of a step, over all ranks.
   int64_t step_tokens() const { return config.accumulate * config.batch * config.seqlen; }
+  // Returns the bytes that this rank keeps between steps.
+  ParameterList::KeptBytes kept_bytes() const;
   // Completes the reduction of the gradients. norm, [1] float64, becomes the whole gradient's norm.
   absl::Status FinishGradients(const Tensor& norm);
   // Returns whether this rank's weights and optimizer state are finite.

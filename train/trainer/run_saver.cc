@@ -26,19 +26,20 @@ RunSaver::RunSaver(const TrainingSetup& setup, Communicator* world, Communicator
       optimizer_(optimizer),
       saved_step_(setup.resumed.has_value() ? setup.resumed->step : 0) {
   const Mesh& mesh = config_.mesh;
-  if (config_.checkpoint_sets) {
+  if (config_.checkpoint_files == CheckpointFiles::kRanks) {
     const int parts = mesh.tensor, rank = mesh.rank_in_stage(world->rank());
     copy_ = std::make_unique<StateCopy>(
         parameters, optimizer,
         ShareOfState(parameters, rank / parts, mesh.stage_size() / parts, rank % parts, parts));
-  } else if (world->rank() == 0 && tensor == nullptr && config_.zero == 0) {
+  } else if (config_.checkpoint_files == CheckpointFiles::kOne && world->rank() == 0 &&
+             tensor == nullptr && config_.zero == 0) {
     copy_ = std::make_unique<StateCopy>(parameters, optimizer, OwnState(parameters));
   }
 }
 
 absl::Status RunSaver::Open(RunReport* report) {
   report_ = report;
-  return config_.checkpoint_sets ? ShareRunPath() : absl::OkStatus();
+  return config_.checkpoint_files == CheckpointFiles::kRanks ? ShareRunPath() : absl::OkStatus();
 }
 
 void RunSaver::Reserve() {
@@ -48,7 +49,7 @@ void RunSaver::Reserve() {
 absl::Status RunSaver::Save(int64_t step, std::optional<double> val_loss) {
   BURST_RETURN_IF_ERROR(Await());
   const CheckpointInfo info = Info(step, val_loss);
-  if (config_.checkpoint_sets) return SaveSet(info);
+  if (config_.checkpoint_files == CheckpointFiles::kRanks) return SaveSet(info);
   if (tensor_ != nullptr || config_.zero > 0) return SaveTogether(info);
   if (report_ == nullptr) return absl::OkStatus();
   copy_->Take();

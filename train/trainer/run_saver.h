@@ -2,7 +2,8 @@
 //
 // If rank 0 has the whole state, it writes it. If ranks have parts, every rank writes its share as
 // a set (train/checkpoint/checkpoint_set.h), whose index comes last. With --checkpoint_files=one,
-// rank 0 gathers the parts while all wait. Every rank has a RunSaver and makes the same calls.
+// rank 0 gathers the parts while all wait. Every rank has a RunSaver and makes the same calls. With
+// --checkpoint_files=none nobody calls Save.
 #pragma once
 
 #include <cstdint>

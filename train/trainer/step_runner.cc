@@ -36,6 +36,8 @@ absl::Status StepRunner::Enqueue(int64_t step, bool follows) {
   enqueued_.push_back({step, config_.lr(step), follows});
   StepResults& results = ResultsOf(step);
   if (!follows) results.begin.Record();
+  results.waits.Clear();
+  const ScopedStreamWaits measured(&results.waits);
   const double message_seconds = ScopedMessageTime::Seconds();
 
   const Tensor loss_and_norm = Tensor::Empty({2}, DType::kFloat64, config_.device);
@@ -178,17 +180,20 @@ absl::Status StepRunner::Update(const Tensor& loss_and_norm, double lr) {
 absl::Status StepRunner::SetTimesOfRanks(const StepResults& own, StepMetrics* metrics) {
   const int ranks = rank_.comm->world_size();
   const bool pipeline = rank_.pipeline != nullptr;
-  const bool exposes = config_.device == DeviceType::kCpu && ranks > 1;
+  const bool exposes = ranks > 1 && !rank_.setup.simulated;
   if (!pipeline && !exposes) return absl::OkStatus();
   const bool first = pipeline && rank_.pipeline->stage() == 0;
+  const double exposed = config_.device == DeviceType::kCpu ? own.message_seconds
+                         : own.waits.complete()             ? own.waits.Busy()
+                                                            : std::nan("");
   const Tensor sums =
       Tensor::FromVector<double>({first ? config_.mesh.stages * own.passes.Span() : 0,
-                                  pipeline ? own.passes.Busy() : 0, own.message_seconds},
+                                  pipeline ? own.passes.Busy() : 0, exposed},
                                  {3});
   BURST_RETURN_IF_ERROR(rank_.comm->AllReduceSum(sums));
   const auto* of_ranks = sums.data<double>();
   if (pipeline) metrics->pipeline_bubble = of_ranks[0] / of_ranks[1] - 1;
-  if (exposes) metrics->exposed_ms = 1e3 * of_ranks[2] / ranks;
+  if (exposes && !std::isnan(of_ranks[2])) metrics->exposed_ms = 1e3 * of_ranks[2] / ranks;
   return absl::OkStatus();
 }
 

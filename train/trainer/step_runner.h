@@ -11,10 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/device/device_spans.h"
 #include "burst/device/event.h"
 #include "burst/tensor/tensor.h"
 #include "train/data/batch.h"
-#include "train/pipeline/pass_times.h"
 #include "train/pipeline/pipeline.h"
 #include "train/report/metrics.h"
 #include "train/trainer/rank_state.h"
@@ -53,15 +53,23 @@ class StepRunner {
     double lr = 0;
     bool follows = false;
   };
+  // The most waits of a step that are measured. A step with more, such as one of very many
+  // micro-batches, has no exposed_ms.
+  static constexpr size_t kMostWaits = 4096;
   // The results of a step, which the device writes.
   struct StepResults {
     explicit StepResults(DeviceType device)
-        : loss_and_norm(device), begin(device), end(device), passes(device) {}
+        : loss_and_norm(device),
+          begin(device),
+          end(device),
+          passes(device),
+          waits(device, kMostWaits) {}
 
     Readback loss_and_norm;
     DeviceEvent begin;  // for a step that does not follow another
     DeviceEvent end;
-    PassTimes passes;            // only in a pipeline
+    DeviceSpans passes;          // only in a pipeline
+    DeviceSpans waits;           // for messages, on a GPU
     double message_seconds = 0;  // of this rank's thread, within the step
   };
 

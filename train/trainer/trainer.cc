@@ -72,8 +72,7 @@ absl::Status Trainer::OpenReport(bool verbose) {
   RunReport::Facts facts;
   facts.step = step_;
   facts.sequences_per_epoch = steps_->sequences_per_epoch();
-  facts.kept = model().parameters().kept_bytes();
-  if (config_.ema > 0) facts.kept.optimizer += rank_->optimizer->state().back().flat.size_bytes();
+  facts.kept = kept_bytes();
   facts.throughput.flops_per_token = model().TrainingFlopsPerToken(config_.seqlen);
   // All ranks measure their peak at once, on the cores that the run will use.
   BURST_RETURN_IF_ERROR(rank_->comm->Barrier());
@@ -88,8 +87,7 @@ absl::Status Trainer::OpenReport(bool verbose) {
 }
 
 int64_t Trainer::host_bytes() const {
-  return model().offload_bytes() + model().parameters().kept_bytes().optimizer_on_host +
-         saver_.host_bytes();
+  return model().offload_bytes() + kept_bytes().optimizer_on_host + saver_.host_bytes();
 }
 
 absl::Status Trainer::Train() {
@@ -125,7 +123,7 @@ absl::Status Trainer::TrainStep() {
   if (snapshot_ != nullptr) snapshot_->EndChange();
   if (EvaluatesAfter(steps)) BURST_RETURN_IF_ERROR(EvaluateStep(&metrics));
   saved_ = true;
-  if ((SavesAfter(steps) || stop_.stops()) && skipped_ < kMaxSkippedSteps) {
+  if (SavesAfter(steps) && skipped_ < kMaxSkippedSteps) {
     BURST_RETURN_IF_ERROR(Save(metrics));
   }
   // Printing comes last because it may wait: mpirun reads no output while it ends its processes.
@@ -153,8 +151,9 @@ bool Trainer::EvaluatesAfter(int64_t steps) const {
 }
 
 bool Trainer::SavesAfter(int64_t steps) const {
+  if (config_.checkpoint_files == CheckpointFiles::kNone) return false;
   const int64_t every = config_.checkpoint_every;
-  return steps == config_.steps || (every > 0 && steps % every == 0);
+  return stop_.stops() || steps == config_.steps || (every > 0 && steps % every == 0);
 }
 
 // The row of the step that was just made has no validation loss yet.
@@ -213,7 +212,8 @@ absl::Status Trainer::Save(const StepMetrics& last) {
 // launcher must give such runs the time that a save takes.
 std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
   if (report_ == nullptr || config_.comm == CommKind::kThreads || rank_->tensor != nullptr ||
-      rank_->shards != nullptr || config_.checkpoint_sets || config_.device != DeviceType::kCpu) {
+      rank_->shards != nullptr || config_.checkpoint_files != CheckpointFiles::kOne ||
+      config_.device != DeviceType::kCpu) {
     return nullptr;
   }
   return std::make_unique<SnapshotOnSignal>(
@@ -231,6 +231,10 @@ absl::Status Trainer::ReportEnd(double seconds) {
     return NotFinite(absl::StrCat("the model is not finite after step ", step_, ", the last one"));
   }
   if (report_ == nullptr) return absl::OkStatus();
+  if (config_.checkpoint_files == CheckpointFiles::kNone) {  // no save has drawn the plot
+    RunFolder& folder = report_->folder();
+    BURST_RETURN_IF_ERROR(folder.Plot(config_.model_name, folder.metrics().rows()));
+  }
   if (stop_.stops()) {
     report_->Stopped(step_);
     return absl::OkStatus();

@@ -47,6 +47,8 @@ class Trainer {
   absl::StatusOr<std::optional<double>> Evaluate() { return evaluator_->MeanLoss(); }
 
   const Transformer& model() const { return *rank_->model; }
+  // Returns the bytes that this rank keeps between steps.
+  ParameterList::KeptBytes kept_bytes() const { return rank_->kept_bytes(); }
   // Returns this rank's page-locked memory in bytes: offloaded state, and a save's copy.
   int64_t host_bytes() const;
 

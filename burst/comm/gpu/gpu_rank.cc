@@ -11,6 +11,7 @@
 #include "burst/base/check.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
+#include "burst/comm/message_time.h"
 #include "burst/comm/tcp/tcp_communicator.h"
 #include "burst/device/code_loading.h"
 #include "burst/device/device.h"
@@ -277,7 +278,10 @@ absl::Status GpuCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
     CopyToSelf(lane);
     if (sends_.empty() && receives_.empty()) return absl::OkStatus();
   }
-  if (copies_ != nullptr) return copies_->Post(channel, sends_, receives_);
+  if (copies_ != nullptr) {
+    lane.posted_copies = true;
+    return copies_->Post(channel, sends_, receives_);
+  }
   int64_t bytes = 0;
   for (const SendBuffer& send : sends_) bytes += send.bytes;
   for (const ReceiveBuffer& receive : receives_) bytes += receive.bytes;
@@ -298,8 +302,11 @@ absl::Status GpuCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
 
 absl::Status GpuCommunicator::Wait(Channel channel) {
   Lane& lane = this->lane(channel);
+  const bool waits = std::exchange(lane.posted_copies, false) || lane.posted;
+  if (waits) ScopedStreamWaits::Begin();
   if (lane.posted) Join(lane);
   if (copies_ != nullptr) BURST_RETURN_IF_ERROR(copies_->Wait(channel));
+  if (waits) ScopedStreamWaits::End();
   if (std::exchange(lane.posted_on_host, false)) BURST_RETURN_IF_ERROR(host_->Wait(channel));
   return world_->failure.failed() ? world_->failure.failure() : absl::OkStatus();
 }
@@ -307,7 +314,10 @@ absl::Status GpuCommunicator::Wait(Channel channel) {
 absl::Status GpuCommunicator::AllReduceSum(const Tensor& tensor) {
   BURST_RETURN_IF_ERROR(PostAllReduceSum(tensor));
   Lane& lane = this->lane(Channel::kCollective);
-  if (lane.posted) Join(lane);
+  if (!lane.posted) return absl::OkStatus();
+  ScopedStreamWaits::Begin();
+  Join(lane);
+  ScopedStreamWaits::End();
   return absl::OkStatus();
 }
 

@@ -78,6 +78,7 @@ class GpuCommunicator : public Communicator {
     cudaEvent_t done = nullptr;
     std::unique_ptr<MessageMarks> marks;  // made with the stream
     bool posted = false;                  // whether it posted since the last Wait
+    bool posted_copies = false;
     bool posted_on_host = false;
   };
 

@@ -320,8 +320,8 @@ GradientTarget SumOf(const FlashAttentionShape& shape, int64_t length, int64_t n
 
 // Rounds the heads that a call ends, from their sum to the result.
 template <typename Element>
-void Round(const FlashAttentionShape& shape, int64_t length, int64_t num_heads,
-           const AttentionOperand& sum, const GradientTarget& target) {
+void RoundSums(const FlashAttentionShape& shape, int64_t length, int64_t num_heads,
+               const AttentionOperand& sum, const GradientTarget& target) {
   using T = Computed<Element>;
   const HeadRange heads = target.assigned() ? HeadRange{0, num_heads} : target.last;
   ForEachRow(shape, length, heads, [&](int64_t b, int64_t i, int64_t h) {
@@ -476,9 +476,9 @@ void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomi
   own.dv = SumOf<Element>(shape, k_len, kv_heads, params.dv, &memory[2]);
   AddGradients<Element>(own, tile_keys, pairs);
   if constexpr (!std::is_same_v<Element, Computed<Element>>) {
-    Round<Element>(shape, q_len, heads, own.dq.sum, params.dq);
-    Round<Element>(shape, k_len, kv_heads, own.dk.sum, params.dk);
-    Round<Element>(shape, k_len, kv_heads, own.dv.sum, params.dv);
+    RoundSums<Element>(shape, q_len, heads, own.dq.sum, params.dq);
+    RoundSums<Element>(shape, k_len, kv_heads, own.dk.sum, params.dk);
+    RoundSums<Element>(shape, k_len, kv_heads, own.dv.sum, params.dv);
   }
 }
 

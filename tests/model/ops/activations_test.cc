@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "burst/autograd/tape.h"
@@ -16,51 +18,49 @@
 namespace burst {
 namespace {
 
-class SwiGluTest : public testing::TestWithParam<int> {};  // channels
-
-TEST_P(SwiGluTest, ValuesAndGradients) {
-  const int64_t rows = 3, n = GetParam();
-  const Variable gate_up = Leaf(RandomTensor({rows, 2 * n}, 1, 2));
-  const Values in = ValuesOf(gate_up);
-  Values expected;
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < n; ++j) {
-      const double* row = in.data() + 2 * i * n;
-      expected.push_back(row[j] / (1 + std::exp(-row[j])) * row[n + j]);
-    }
-  }
-  Tape tape(false);
-  const Variable y = SwiGlu(tape, gate_up);
-  EXPECT_EQ(y.shape(), Shape({rows, n}));
-  ExpectClose(y.value(), expected, 10 * kEps64);
-  CheckGradients({{"gate_up", gate_up}},
-                 [&](Tape& tape) -> std::vector<Variable> { return {SwiGlu(tape, gate_up)}; });
-}
-
-INSTANTIATE_TEST_SUITE_P(Channels, SwiGluTest, testing::Values(7, 10));
+double NaiveSilu(double v) { return v / (1 + std::exp(-v)); }
 
 double NaiveGelu(double v) {
   const double pi = 3.14159265358979323846;
   return 0.5 * v * (1 + std::tanh(std::sqrt(2 / pi) * (v + 0.044715 * v * v * v)));
 }
 
-TEST_P(SwiGluTest, GeGluValuesAndGradients) {
-  const int64_t rows = 3, n = GetParam();
+struct Gate {
+  const char* name;
+  Variable (*apply)(Tape& tape, const Variable& gate_up);
+  double (*naive)(double v);  // the activation of the gate's half
+};
+constexpr Gate kGates[] = {{"SwiGlu", SwiGlu, NaiveSilu}, {"GeGlu", GeGlu, NaiveGelu}};
+
+class GateTest : public testing::TestWithParam<std::tuple<Gate, int /*channels*/>> {};
+
+TEST_P(GateTest, ValuesAndGradients) {
+  const auto [gate, n] = GetParam();
+  const int64_t rows = 3;
   const Variable gate_up = Leaf(RandomTensor({rows, 2 * n}, 1, 2));
   const Values in = ValuesOf(gate_up);
   Values expected;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      expected.push_back(NaiveGelu(in[2 * i * n + j]) * in[(2 * i + 1) * n + j]);
+      const double* row = in.data() + 2 * i * n;
+      expected.push_back(gate.naive(row[j]) * row[n + j]);
     }
   }
   Tape tape(false);
-  const Variable y = GeGlu(tape, gate_up);
+  const Variable y = gate.apply(tape, gate_up);
   EXPECT_EQ(y.shape(), Shape({rows, n}));
   ExpectClose(y.value(), expected, 10 * kEps64);
-  CheckGradients({{"gate_up", gate_up}},
-                 [&](Tape& tape) -> std::vector<Variable> { return {GeGlu(tape, gate_up)}; });
+  CheckGradients({{"gate_up", gate_up}}, [&, apply = gate.apply](Tape& tape) {
+    return std::vector<Variable>{apply(tape, gate_up)};
+  });
 }
+
+INSTANTIATE_TEST_SUITE_P(All, GateTest,
+                         testing::Combine(testing::ValuesIn(kGates), testing::Values(7, 10)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param).name +
+                                  std::to_string(std::get<1>(info.param));
+                         });
 
 // The factor is rounded to the tensor's dtype.
 TEST(Scale, ValuesAndGradients) {
