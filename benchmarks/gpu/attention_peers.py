@@ -1,95 +1,47 @@
 #!/usr/bin/env python3
 """Compares the Hopper attention kernels with FlashAttention-3, cuDNN and other builds of ours, in one process.
 
-    attention_peers.py LIBRARY fa3=LIBRARY [NAME=LIBRARY...] [OPTION...]
+    attention_peers.py LIBRARY [fa3=LIBRARY] [NAME=LIBRARY...] [OPTION...]
 
-LIBRARY is libburst_sm90.so. NAME=LIBRARY is another build, for example an earlier commit's. fa3 is
-libdew_flash_attn3.so of the wheel dew-flash-attn-cu13 0.3.6, which is called through JAX's FFI.
+LIBRARY is libburst_sm90.so. NAME=LIBRARY is another build, for example an earlier commit's. FlashAttention-3 is
+called through JAX's FFI, and flash_attention3.py names its library. PyTorch calls cuDNN ("cudnn"). The option
+frontend also calls it through its own frontend ("cudnn frontend").
 
-Options: forward or backward (else both), quick (up to 16K tokens), only=REGEX, rounds=N (9), FILE.json (where to write).
+Options:
+- forward or backward (else both), quick (up to 16K tokens) or few (ten cases), only=REGEX
+- frontend: needs the package nvidia-cudnn-frontend
+- layouts: the frontend may also lay the inputs out as [batch, heads, tokens, head_dim], before the calls
+- hot (the default), rested or both: regimes
+- rounds=N (9), seconds=N (after which no case begins), FILE.json (where to write)
 
-A forward has 4 * batch * heads * head_dim * (visible query-key pairs) FLOPs, a backward 2.5 times as many. In each
-round every side makes calls for about 30 ms. The sides come in random order, because a GPU at its power limit is
-faster after a side that took less power. A figure in TFLOP/s is the median of the rounds by wall clock. Our backward
-is timed in a fixed order (the default) and free; the peers' backward passes are not deterministic. First, every side's
-results are compared with FlashAttention-3's.
+A forward has 4 * batch * heads * head_dim * (visible query-key pairs) FLOPs, a backward 2.5 times as many. A figure in
+TFLOP/s is the median of the rounds. In a round every side has its turn, in random order, because a GPU at its power
+limit is faster after a side that took less power.
+- hot: a turn is calls for about 30 ms, by wall clock. The GPU is at its power limit.
+- rested: a turn is a pause, zeros that fill the L2 cache, and one call, by events.
+
+Our backward is timed in a fixed order (the default) and free, and so is the frontend's. The other peers' backward
+passes are free. First, every side's results are compared with the first peer's. A peer that fails is left out, and
+its error is printed.
 """
 
-import ctypes
+import itertools
 import os
 import random
 import re
 import sys
 import time
+import traceback
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 import torch
 
 import sm90_kernels as base
-from harness import document_lengths, medians, turns, write
+from harness import document_lengths, medians, rested_ms, turns, write
 
 BATCH_SECONDS = 0.03
 LARGEST_DIFFERENCE = 0.02  # a relative difference of norms; two roundings to bfloat16 make 0.004
-
-
-def load_fa3(path):
-    library = ctypes.CDLL(path)
-    for call in ("fwd", "bwd", "varlen_fwd", "varlen_bwd"):
-        function = getattr(library, "dew_flash3_mha_" + call)
-        jax.ffi.register_ffi_target("fa3_" + call, jax.ffi.pycapsule(function), platform="CUDA")
-
-
-class FlashAttention3:
-    """Calls FlashAttention-3 on the tensors of a Case. Packed documents are [tokens, heads, head_dim] and their
-    starts."""
-
-    def __init__(self, case):
-        self.packed = case.lengths is not None
-        shape = jax.ShapeDtypeStruct
-        tensors = (case.q, case.k, case.v, case.dout)
-        self.q, self.k, self.v, self.dout = (self._jax(x[0] if self.packed else x) for x in tensors)
-        *outer, heads, dim = self.q.shape
-        attributes = {"softmax_scale": np.float64(case.scale), "is_causal": case.mask != "full",
-                      "window_size_left": np.int64(case.window - 1 if case.window else -1),
-                      "window_size_right": np.int64(0 if case.window else -1)}
-        begins = ()
-        name, sequences = "fa3", outer[0]
-        if self.packed:
-            begin = jnp.asarray(np.concatenate([[0], np.cumsum(case.lengths)]).astype(np.int32))
-            begins = (begin, begin)
-            longest = np.int64(max(case.lengths))
-            attributes.update(max_seqlen=longest, max_seqlen_k=longest)
-            name, sequences = "fa3_varlen", len(case.lengths)
-        lse = shape((heads, outer[0]) if self.packed else (outer[0], heads, outer[1]), jnp.float32)
-        tokens = outer[0] if self.packed else outer[0] * outer[1]
-        scratch = shape((heads * (tokens + 128 * (sequences + 1)),), jnp.float32)
-        like = [shape(x.shape, x.dtype) for x in (self.q, self.k, self.v)]
-        unused = (shape((1, 1, 1, 1), jnp.float32), shape((1, 1, 1), jnp.float32))
-
-        def forward(q, k, v):
-            call = jax.ffi.ffi_call(name + "_fwd", (like[0], lse, *unused))
-            return call(q, k, v, *begins, **attributes)[:2]
-
-        def backward(dout, q, k, v, out, lse):
-            call = jax.ffi.ffi_call(name + "_bwd", (*like, scratch, scratch))
-            return call(dout, q, k, v, out, lse, *begins, **attributes)[:3]
-
-        self._forward, self._backward = jax.jit(forward), jax.jit(backward)
-        self.out, self.lse = self._forward(self.q, self.k, self.v)
-
-    @staticmethod
-    def _jax(tensor):
-        return jnp.asarray(jax.dlpack.from_dlpack(tensor.contiguous()))
-
-    def forward(self):
-        return self._forward(self.q, self.k, self.v)[:1]
-
-    def backward(self):
-        return self._backward(self.dout, self.q, self.k, self.v, self.out, self.lse)
+MOST_FLOPS = 1e15  # FLOP/s that no Hopper GPU reaches
+FIXED = " fixed order"
 
 
 class Case:
@@ -110,78 +62,207 @@ class Case:
         self.flop = 4 * base.visible_pairs(self.q, self.k, self.ranges) * self.heads * self.dim
 
 
+class Side:
+    """A call, which returns its results, and a function that waits for them.
+
+    in_order: the same call, but on the GPU it lies between the work of PyTorch's stream before it and after it."""
+
+    def __init__(self, call, wait=None, in_order=None):
+        self.call, self.wait, self.in_order = call, wait or (lambda results: None), in_order or call
+
+
+def is_peer(name):
+    return name.startswith(("fa3", "cudnn"))
+
+
 def our_sides(libraries, case, backward):
-    """Returns by name a function that calls a library, and the tensors that it fills."""
     sides = {}
     for name, kernels in libraries.items():
         out = torch.full_like(case.q, float("nan"))
         lse = torch.empty((case.batch, case.heads, case.tokens), device="cuda")
-        forward = lambda kernels=kernels, out=out, lse=lse: kernels.forward(
-            case.q, case.k, case.v, case.scale, case.ranges, out, lse)
+
+        def forward(kernels=kernels, out=out, lse=lse):
+            kernels.forward(case.q, case.k, case.v, case.scale, case.ranges, out, lse)
+            return [out]
         if not backward:
-            sides[name] = forward, [out]
+            sides[name] = Side(forward)
             continue
         forward()
         delta = torch.empty_like(lse)
         gradients = [torch.full_like(x, float("nan")) for x in (case.q, case.k, case.v)]
         for suffix, deterministic in (("", True), (" free", False)):
-            sides[name + suffix] = (
-                lambda kernels=kernels, out=out, lse=lse, delta=delta, gradients=gradients,
-                deterministic=deterministic: kernels.backward(
-                    case.q, case.k, case.v, case.scale, case.ranges, out, lse, case.dout,
-                    *gradients, delta, deterministic=deterministic)), gradients
+            def call(kernels=kernels, out=out, lse=lse, delta=delta, gradients=gradients, deterministic=deterministic):
+                kernels.backward(case.q, case.k, case.v, case.scale, case.ranges, out, lse, case.dout,
+                                 *gradients, delta, deterministic=deterministic)
+                return gradients
+            sides[name + suffix] = Side(call)
     return sides
 
 
-def cudnn_side(case, backward):
-    if not backward:
-        return lambda: base.cudnn_forward(case.q, case.k, case.v, case.scale, case.mask == "causal")
-    return base.cudnn_backward(case.q, case.k, case.v, case.dout, case.scale, case.mask == "causal")
+def pytorch_side(case, backward):
+    """Returns cuDNN through PyTorch."""
+    is_causal = case.mask == "causal"
+    if backward:
+        return Side(base.cudnn_backward(case.q, case.k, case.v, case.dout, case.scale, is_causal))
+    return Side(lambda: [base.cudnn_forward(case.q, case.k, case.v, case.scale, is_causal).transpose(1, 2)])
 
 
-def seconds(functions, seconds_a_call, rounds):
-    """Returns by name the median of seconds a call."""
+class Peers:
+    """The peers that the command line names, as sides of cases."""
+
+    def __init__(self, fa3, frontend, layouts):
+        self.fa3 = self.frontend = None
+        self.versions, self.failed, self.of_case = {"cudnn": torch.backends.cudnn.version()}, {}, {}
+        if fa3:
+            self._attempt("fa3", lambda: self._load_fa3(fa3))
+        if frontend:
+            self._attempt("cudnn frontend", lambda: self._load_frontend(layouts))
+
+    def _load_fa3(self, path):
+        import flash_attention3
+        flash_attention3.load(path)
+        self.fa3 = flash_attention3
+
+    def _load_frontend(self, layouts):
+        import cudnn_frontend
+        self.layouts = [cudnn_frontend.tokens_first] + ([cudnn_frontend.heads_first] if layouts else [])
+        self.frontend = cudnn_frontend
+        self.versions.update(cudnn_frontend.versions())
+
+    def _attempt(self, name, make):
+        try:
+            return make()
+        except Exception as error:  # a peer's failure must not end the comparison
+            self.failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            print(f"{name} is left out:", flush=True)
+            traceback.print_exc(limit=-4, file=sys.stdout)
+            return None
+
+    def begin(self, case):
+        self.failed, self.of_case = {}, {}
+        if self.fa3:
+            self.of_case["fa3"] = self._attempt("fa3", lambda: self.fa3.FlashAttention3(case))
+        if self.frontend and case.mask in ("full", "causal"):
+            self.of_case["frontend"] = self._attempt(
+                "cudnn frontend", lambda: self.frontend.Frontend(case, self.layouts))
+
+    def sides(self, case, backward):
+        fa3, frontend = (self.of_case.get(name) for name in ("fa3", "frontend"))
+        makers = {}
+        if fa3:
+            call = fa3.backward if backward else fa3.forward
+            makers["fa3"] = lambda: Side(call, self.fa3.wait, lambda: fa3.in_order(call))
+        if case.mask in ("full", "causal"):
+            makers["cudnn"] = lambda: pytorch_side(case, backward)
+        if frontend and backward:
+            makers["cudnn frontend"] = lambda: Side(frontend.backward(deterministic=False))
+            makers["cudnn frontend" + FIXED] = lambda: Side(frontend.backward(deterministic=True))
+        elif frontend:
+            makers["cudnn frontend"] = lambda: Side(frontend.forward())
+        sides = {}
+        for name, make in makers.items():
+            side = self._attempt(name, make)
+            if side and self._attempt(name, lambda: (tensors(side), side.in_order())):
+                sides[name] = side
+        return sides
+
+
+def tensors(side):
+    results = [torch.from_dlpack(x) for x in side.call()]
+    torch.cuda.synchronize()
+    return results
+
+
+def hot_seconds(seconds_a_call):
+    """Returns a function that times calls of a side in a row, by wall clock."""
     calls = max(1, min(20, int(BATCH_SECONDS / seconds_a_call)))
 
-    def timed(function):
+    def timed(side):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(calls):
-            result = function()
-        jax.block_until_ready(result)  # returns at once, unless the call is FlashAttention-3's
+            results = side.call()
+        side.wait(results)
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / calls
-    return medians(turns(functions, rounds, timed, order=random.Random(0).shuffle))
+    return timed
 
 
-def measure(case, libraries, backward, rounds):
-    fa3 = FlashAttention3(case)
-    ours = our_sides(libraries, case, backward)
-    functions = {"fa3": fa3.backward if backward else fa3.forward}
-    truth = [torch.from_dlpack(x) for x in functions["fa3"]()]
+def compare(case, sides, failed):
+    """Compares results with the first side's. Takes away a peer whose results differ, and notes it in `failed`.
+
+    Returns the largest difference, and which sides compute the same bits twice."""
+    first, *_ = sides
+    truth = [x.clone() for x in tensors(sides[first])]
+    largest, repeats = 0.0, {}
+    for name in list(sides):
+        results = [x.clone() for x in tensors(sides[name])]
+        repeats[name] = all(torch.equal(x, y) for x, y in zip(results, tensors(sides[name])))
+        difference = max(((x.reshape(t.shape).float() - t.float()).norm() / t.float().norm()).item()
+                         for x, t in zip(results, truth))
+        if difference <= LARGEST_DIFFERENCE:
+            largest = max(largest, difference)
+            continue
+        text = f"{name}: results must be within {LARGEST_DIFFERENCE} of {first}'s; got a difference of {difference:.2g}"
+        if not is_peer(name):
+            raise RuntimeError(f"{case.label}: {text}")
+        print(f"{case.label}: {text}; it is left out", flush=True)
+        failed[name] = text
+        del sides[name]
+    return {"compared_with": first, "largest_difference": largest, "repeats": repeats}
+
+
+def measure(case, libraries, peers, backward, regimes, rounds):
+    """Returns a row for each regime."""
+    sides = peers.sides(case, backward)
+    if not sides:
+        raise RuntimeError(f"{case.label}: a peer must compute the results to compare with; got none; give fa3=LIBRARY")
+    plans = {name: side.call.name for name, side in sides.items() if hasattr(side.call, "name")}
+    sides.update(our_sides(libraries, case, backward))
+    flop = case.flop * (2.5 if backward else 1)
     row = {"pass": "backward" if backward else "forward", "case": case.name, "batch": case.batch,
            "tokens": case.tokens, "heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.dim,
-           "mask": case.mask}
-    differences = {}
-    for name, (function, results) in ours.items():
-        function()
-        torch.cuda.synchronize()
-        differences[name] = max(
-            ((x.view(t.shape).float() - t.float()).norm() / t.float().norm()).item()
-            for x, t in zip(results, truth))
-        functions[name] = function
-        if not differences[name] <= LARGEST_DIFFERENCE:
-            sys.exit(f"{case.label}: results of {name} differ from FlashAttention-3's by "
-                     f"{differences[name]:.2g}")
-    if case.mask in ("full", "causal") and case.dim <= 128:
-        functions["cudnn"] = cudnn_side(case, backward)
-    flop = case.flop * (2.5 if backward else 1)
-    tflops = {name: flop / s / 1e12 for name, s in seconds(functions, flop / 6e14, rounds).items()}
-    row.update(tflops=tflops, largest_difference_from_fa3=max(differences.values()))
-    print(f"{row['pass']:8} {case.label:38} " + "  ".join(
-        f"{name} {x:.0f}" + ("" if name == "fa3" else f" ({x / tflops['fa3']:.2f})")
-        for name, x in tflops.items()), flush=True)
-    return row
+           "mask": case.mask, **compare(case, sides, peers.failed), "plans": plans, "failed": dict(peers.failed)}
+    timers = {"hot": hot_seconds(flop / 6e14), "rested": lambda side: rested_ms(side.in_order) / 1e3}
+    rows = []
+    for regime in regimes:
+        found = turns(sides, rounds, timers[regime], order=random.Random(0).shuffle)
+        tflops = {name: flop / s / 1e12 for name, s in medians(found).items()}
+        for name in [name for name, x in tflops.items() if x * 1e12 > MOST_FLOPS]:
+            print(f"{case.label}: {name} must be timed until it ends; got {tflops.pop(name):.0f} TFLOP/s", flush=True)
+        rows.append({**row, "regime": regime, "tflops": tflops})
+        print(f"{row['pass']:8} {case.label:38} {regime:6} " +
+              "  ".join(f"{name} {x:.0f}" for name, x in tflops.items()), flush=True)
+    return rows
+
+
+def table(rows, libraries):
+    """Prints the best peer of each row and our ratio to it. A backward in a fixed order has peers of its own."""
+    print("\n| pass | case | regime | ours | best peer | ratio | best in a fixed order | ratio |\n"
+          "|---|---|---|--:|---|--:|---|--:|")
+    for row, name in itertools.product(rows, libraries):
+        for ours in (name, name + " free"):
+            if ours not in row["tflops"]:
+                continue
+            text = [row["pass"], "{batch}x{tokens} {heads}/{kv_heads} D{head_dim} {mask}".format(**row), row["regime"],
+                    f"{ours} {row['tflops'][ours]:.0f}"]
+            peers = {peer: x for peer, x in row["tflops"].items() if is_peer(peer)}
+            for suffix in ("", FIXED):
+                best = max((peer for peer in peers if peer.endswith(suffix)), key=peers.get, default=None)
+                text += [f"{best} {peers[best]:.0f}" if best else "-",
+                         f"{row['tflops'][ours] / peers[best]:.3f}" if best else "-"]
+            print("| " + " | ".join(text) + " |", flush=True)
+
+
+def few_cases():
+    yield Case("grouped", 1, 16384, 64, 8, 128, "causal")
+    for mask, tokens in itertools.product(("causal", "full"), (8192, 16384)):
+        yield Case("long", 1, tokens, 32, 32, 128, mask)
+    yield Case("long", 1, 8192, 32, 32, 64, "causal")
+    yield Case("gpt2", 64, 1024, 12, 12, 64, "causal")
+    yield Case("wide", 1, 8192, 16, 16, 256, "full")
+    yield Case("wide", 1, 8192, 16, 16, 192, "causal")
+    yield Case("grouped", 1, 16384, 64, 8, 128, "full")
 
 
 def all_cases(quick):
@@ -207,41 +288,54 @@ def all_cases(quick):
 
 
 def main():
-    libraries, fa3, passes, quick, pattern, rounds, path = {}, None, (False, True), False, "", 9, None
+    paths, passes, pattern, words, path = {}, (False, True), "", set(), None
+    numbers = {"rounds": 9, "seconds": 100_000}
     for argument in sys.argv[1:]:
         key, equals, value = argument.partition("=")
         if argument in ("forward", "backward"):
             passes = (argument == "backward",)
-        elif argument == "quick":
-            quick = True
+        elif argument in ("quick", "few", "frontend", "layouts", "hot", "rested"):
+            words.add(argument)
         elif argument.endswith(".json"):
             path = argument
         elif equals and key == "only":
             pattern = value
-        elif equals and key == "rounds" and value.isdigit() and int(value) > 0:
-            rounds = int(value)
+        elif equals and key in numbers and value.isdigit() and int(value) > 0:
+            numbers[key] = int(value)
         elif (value if equals else argument).endswith(".so"):
             library = value if equals else argument
             if not os.path.isfile(library):
                 sys.exit(f"attention_peers.py: no file {library}")
-            if equals and key == "fa3":
-                fa3 = library
-            else:
-                libraries[key if equals else "ours"] = os.path.abspath(library)
+            paths[key if equals else "ours"] = os.path.abspath(library)
         else:
             sys.exit(f"attention_peers.py: no option {argument}\n\n{__doc__}")
-    if "ours" not in libraries or fa3 is None:
-        sys.exit(f"attention_peers.py needs LIBRARY and fa3=LIBRARY\n\n{__doc__}")
-    load_fa3(os.path.abspath(fa3))
-    kernels = {name: base.Kernels(library) for name, library in libraries.items()}
-    rows = []
-    for case in all_cases(quick):
+    if "ours" not in paths:
+        sys.exit(f"attention_peers.py needs LIBRARY\n\n{__doc__}")
+    if "layouts" in words and "frontend" not in words:
+        sys.exit("attention_peers.py: layouts: must come with frontend; got layouts alone; add frontend")
+    peers = Peers(paths.pop("fa3", None), "frontend" in words, "layouts" in words)
+    libraries = {name: base.Kernels(library) for name, library in paths.items()}
+    regimes = [regime for regime in ("rested", "hot") if regime in words] or ["hot"]
+    print(torch.cuda.get_device_name(), torch.__version__, peers.versions, flush=True)
+    rows, failed, start = [], 0, time.perf_counter()
+    for case in few_cases() if "few" in words else all_cases("quick" in words):
         if not re.search(pattern, case.label):
             continue
-        case.allocate()
-        for backward in passes:
-            rows.append(measure(case, kernels, backward, rounds))
-    write(path, rows, jax=jax.__version__, rounds=rounds)
+        if time.perf_counter() - start > numbers["seconds"]:
+            print(f"{case.label}: left out after {numbers['seconds']} seconds", flush=True)
+            continue
+        try:
+            case.allocate()
+            peers.begin(case)
+            for backward in passes:
+                rows += measure(case, libraries, peers, backward, regimes, numbers["rounds"])
+                write(path, rows, **peers.versions, rounds=numbers["rounds"])
+        except Exception:  # the other cases must still be measured
+            failed += 1
+            traceback.print_exc(file=sys.stdout)
+        torch.cuda.empty_cache()
+    table(rows, libraries)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

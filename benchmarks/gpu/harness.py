@@ -5,15 +5,19 @@ clock meets all sides. A figure is the median of a side's rounds.
 """
 
 import datetime
+import functools
 import json
 import re
 import statistics
 import subprocess
+import time
 
 import torch
 from torch.nn.attention import sdpa_kernel
 
 AHEAD = 20_000_000  # cycles (some 10 ms) in which the host gets ahead of the GPU
+PAUSE = 0.05  # seconds of rest, after which a GPU is not at its power limit
+FLUSHED = 256 << 20  # bytes, some five L2 caches
 
 
 def turns(sides, rounds, timed, warm=1, order=None):
@@ -53,6 +57,17 @@ def call_ms(function, calls=1, ahead=False):
     begin, end = between_events(function, calls)
     torch.cuda.synchronize()
     return begin.elapsed_time(end) / calls
+
+
+def rested_ms(function):
+    """Returns the GPU's milliseconds for one call after a pause. Zeros fill the L2 cache before the call."""
+    torch.cuda.synchronize()
+    time.sleep(PAUSE)
+    torch.cuda._sleep(AHEAD)
+    torch.empty(FLUSHED, dtype=torch.int8, device="cuda").zero_()
+    begin, end = between_events(function)
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
 
 
 def slowest_rank_ms(function, calls=1):
@@ -110,12 +125,16 @@ class Words:
         return re.search(self.pattern, label) is not None
 
 
+@functools.lru_cache
+def driver():
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+
+
 def write(path, rows, **more):
     """Writes the results, the machine and the versions as JSON. Without a path it writes nothing."""
     if not path:
         return
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                            capture_output=True, text=True).stdout.split("\n")[0]
     with open(path, "w") as file:
         json.dump({"date": datetime.date.today().isoformat(), "gpu": torch.cuda.get_device_name(),
-                   "driver": driver, "torch": torch.__version__, **more, "rows": rows}, file, indent=1)
+                   "driver": driver(), "torch": torch.__version__, **more, "rows": rows}, file, indent=1)
