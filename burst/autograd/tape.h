@@ -42,7 +42,10 @@ class Variable {
   const Shape& shape() const { return node_->value.shape(); }
   bool requires_grad() const { return node_->requires_grad; }
   const Tensor& scale() const { return node_->scale; }  // null, but for float8
-  DType grad_dtype() const;                             // of the contributions to the gradient
+  // The value's largest magnitude, [1] float32, where its owner knows it; else null.
+  const Tensor& amax() const { return node_->amax; }
+  void SetAmax(Tensor amax) const { node_->amax = std::move(amax); }
+  DType grad_dtype() const;  // of the contributions to the gradient
 
   // d loss / d value, the shape of value; null() before the first contribution.
   const Tensor& grad() const {
@@ -97,6 +100,7 @@ class Variable {
   struct Node {
     Tensor value;
     Tensor scale;
+    Tensor amax;
     Tensor grad;
     Tensor grad_amax;
     bool requires_grad = false;

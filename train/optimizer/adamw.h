@@ -25,6 +25,7 @@ struct AdamWOptions {
 struct DecayRange {
   int64_t begin = 0;
   int64_t end = 0;
+  int amax = -1;  // where an update leaves its largest magnitude (AdamW::Step); -1: nowhere
 };
 
 // The prefix of averaged weights in a checkpoint.
@@ -45,6 +46,7 @@ class AdamW {
         DeviceType device = DeviceType::kCpu, int64_t streamed = 0);
   ~AdamW();
 
+  bool uses_muon() const { return muon_ != nullptr; }
   // Updates these matrices by Muon from here on, instead of by AdamW. They are disjoint, each
   // rank's piece lies in one part, and weight decay applies to them. Their momentum is in
   // first_moment(), and second_moment() stays 0 there. `ranks` is as in Muon's constructor. Not
@@ -66,8 +68,11 @@ class AdamW {
   // is updated in the same way, whatever the parts. loss_and_norm: [2] float64, on the same device:
   // unless both are finite, nothing changes, and no update is counted. Collective in the ranks of
   // Muon, whose errors it returns.
+  //
+  // amax: null, or on a GPU float32, without Muon. Its element DecayRange::amax becomes the largest
+  // magnitude of `compute` in that range.
   absl::Status Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip,
-                    double lr);
+                    double lr, const Tensor& amax = {});
   absl::Status Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
                     const Tensor& loss_and_norm, double clip, double lr);
 
@@ -96,6 +101,7 @@ class AdamW {
   Tensor m_, v_;
   Tensor updates_;       // [1] float64, exact to 2^53: the host does not know which steps made one
   Tensor decay_bounds_;  // of a GPU: begin, end, begin, end... likewise
+  Tensor amax_slots_;    // of a GPU: DecayRange::amax, int32
   std::unique_ptr<StateStream> stream_;  // null: everything is on the device
 };
 

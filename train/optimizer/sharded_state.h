@@ -37,6 +37,9 @@ class ShardedState : public ParameterUse {
                                                               Communicator* world,
                                                               Communicator* group);
 
+  // The ranks that divide the state.
+  Communicator* ranks() const { return shards_; }
+
   // After an update of the masters and of this rank's pieces of the values: all values follow.
   absl::Status GatherValues();
 

@@ -21,6 +21,16 @@ __global__ void __launch_bounds__(kThreads)
   RaiseAmax(most, amax);
 }
 
+// Each thread has a weight.
+__global__ void LargestOfRanksKernel(int64_t ranks, int64_t n,
+                                     const uint32_t* __restrict__ of_ranks, uint32_t* amax) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= n) return;
+  uint32_t most = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) most = max(most, of_ranks[rank * n + i]);
+  amax[i] = most;
+}
+
 // ---- One scale a tensor.
 
 struct TensorSource {
@@ -199,6 +209,14 @@ void LargestMagnitude(const Tensor& x, const Tensor& amax) {
   if (vectors == 0) return;
   LargestMagnitudeKernel<<<BlocksToReduce(vectors), kThreads, 0, CurrentStream()>>>(
       vectors, Bf16(x), static_cast<uint32_t*>(amax.raw_data()));
+  BURST_CUDA_CHECK(cudaGetLastError());
+}
+
+void LargestOfRanks(const Tensor& of_ranks, const Tensor& amax) {
+  const int64_t n = amax.numel();
+  LargestOfRanksKernel<<<(n + kThreads - 1) / kThreads, kThreads, 0, CurrentStream()>>>(
+      of_ranks.numel() / n, n, static_cast<const uint32_t*>(of_ranks.raw_data()),
+      static_cast<uint32_t*>(amax.raw_data()));
   BURST_CUDA_CHECK(cudaGetLastError());
 }
 
