@@ -1,5 +1,5 @@
-// Weights whose largest magnitudes the optimizer finds give the bits of passes that look at whole
-// weights. On a GPU that all ranks share.
+// Weights whose largest magnitudes the optimizer finds, and pieces of weights that travel in e4m3,
+// give the bits of passes that look at whole weights. On a GPU that all ranks share.
 #include "train/optimizer/weight_amax.h"
 
 #include <gtest/gtest.h>
@@ -71,6 +71,7 @@ class Rank {
     }
     if (division.amax) {
       rank->amax_ = std::make_unique<WeightAmax>(&parameters, division.stage > 0 ? comm : nullptr);
+      if (rank->shards_ != nullptr) rank->shards_->set_amax(rank->amax_.get());
     }
     std::vector<DecayRange> decay;
     for (int i = 0; i < parameters.size(); ++i) {
@@ -252,6 +253,7 @@ ModelConfig Llama() {
   ModelConfig config = SmallLlama(/*tied=*/false);
   config.width = 32;
   config.ffn = 48;
+  config.vocab = 32;
   return config;
 }
 
@@ -264,6 +266,7 @@ ModelConfig Qwen() {
   config.kv_heads = 4;
   config.head_dim = 8;
   config.ffn = 80;
+  config.vocab = 32;
   config.attention_sinks = true;
   return config;
 }
@@ -273,6 +276,7 @@ ModelConfig Gpt2() {
   config.width = 48;
   config.ffn = 64;
   config.context = 16;
+  config.vocab = 32;
   return config;
 }
 
@@ -295,6 +299,33 @@ TEST(WeightAmaxTest, MuonAndAStateOnTheHostHaveTheSameBits) {
 TEST(WeightAmaxTest, HeadsInGroupsAndRecomputedLayersHaveTheSameBits) {
   ExpectSameBits({Llama(), Optimizer::kAdamW, /*head_chunk=*/1}, {{0, 1}, {1, 2}, {3, 2}});
   ExpectSameBits({Llama(), Optimizer::kAdamW, 0, Recompute::kFull}, {{0, 1}, {3, 2}});
+}
+
+// The gathered bytes are half as many.
+TEST(WeightAmaxTest, WeightsTravelInOneByte) {
+  const ModelConfig config = Llama();
+  std::vector<int64_t> sent;
+  for (const bool amax : {false, true}) {
+    ASSERT_EQ(
+        RunRanks(
+            2,
+            [&](Communicator& comm) -> absl::Status {
+              BURST_ASSIGN_OR_RETURN(const auto rank, Rank::Create({config}, {3, 2, amax}, &comm));
+              Results results;
+              if (amax) BURST_RETURN_IF_ERROR(rank->Update(1, true, &results));
+              comm.ResetStats();
+              BURST_RETURN_IF_ERROR(rank->ForwardBackward(&results));
+              if (comm.rank() == 0) {
+                sent.push_back(comm.stats().bytes_sent[static_cast<int>(Channel::kCollective)]);
+              }
+              return absl::OkStatus();
+            }),
+        absl::OkStatus());
+  }
+  // A layer is gathered once for the forward and once for the backward, the last one once. A rank
+  // sends half of it, now in half of the bytes. Pieces are padded to 64 elements.
+  const int64_t layer = 32 * (64 + 32 + 2 * 48 + 48);
+  EXPECT_NEAR(static_cast<double>(sent[0] - sent[1]), 3.0 * layer / 2, 3 * (2 * 64 + 64));
 }
 
 }  // namespace

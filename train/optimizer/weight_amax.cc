@@ -18,6 +18,7 @@ WeightAmax::WeightAmax(ParameterList* parameters, Communicator* ranks)
   if (ranks == nullptr) return;
   of_ranks_ = floats(ranks->world_size() * count);
   amax_ = floats(count);
+  scales_ = floats(count);
 }
 
 absl::Status WeightAmax::Find() {
@@ -36,7 +37,7 @@ absl::Status WeightAmax::Exchange() {
   const std::vector<int64_t> counts(ranks_->world_size(), own_.numel());
   BURST_RETURN_IF_ERROR(ranks_->PostAllGatherParts(own_, counts, of_ranks_));
   BURST_RETURN_IF_ERROR(ranks_->Wait(Channel::kCollective));
-  BURST_GPU_KERNEL(LargestOfRanks, of_ranks_, amax_);
+  BURST_GPU_KERNEL(LargestOfRanks, of_ranks_, amax_, scales_);
   parameters_.SetAmax(amax_);
   return absl::OkStatus();
 }

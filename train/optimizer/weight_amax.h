@@ -26,12 +26,16 @@ class WeightAmax {
   // Makes the magnitudes known by a pass over the weights. Collective in the ranks.
   absl::Status Find();
 
+  // Returns the scale of a weight in e4m3, [1] float32, from its known magnitude; with ranks.
+  // slot: its place in float8_weights.
+  Tensor Scale(int slot) const { return scales_.Slice(0, slot, 1); }
+
  private:
   absl::Status Exchange();
 
   ParameterList& parameters_;
   Communicator* const ranks_;
-  Tensor own_, of_ranks_, amax_;  // all but the first are null without ranks
+  Tensor own_, of_ranks_, amax_, scales_;  // all but the first are null without ranks
 };
 
 }  // namespace burst

@@ -200,6 +200,7 @@ absl::Status RankState::MakeOptimizer() {
   if (!parameters.float8_weights().empty()) {
     amax = std::make_unique<WeightAmax>(&model->parameters(),
                                         shards == nullptr ? nullptr : shards->ranks());
+    if (shards != nullptr) shards->set_amax(amax.get());
   }
   optimizer = std::make_unique<AdamW>(
       AdamWOptions{config.beta1, config.beta2, config.eps, config.weight_decay},
