@@ -51,6 +51,7 @@ _LLAMA3 = dict(
 )
 _YARN = dict(rope_type="yarn", factor=4.0, beta_fast=2.0, original_max_position_embeddings=16)
 
+_GEMMA1 = {**_COMMON, "head_dim": 8, "tie_word_embeddings": True}
 _GEMMA = {**_COMMON, "head_dim": 8, "sliding_window": 5, "tie_word_embeddings": True}
 
 CONFIGS = {
@@ -68,6 +69,7 @@ CONFIGS = {
     ),
     "qwen3_biases": transformers.Qwen3Config(**_COMMON, head_dim=4, attention_bias=True),
     "olmo2": transformers.Olmo2Config(**_COMMON, rope_theta=50.0),
+    "gemma": transformers.GemmaConfig(**_GEMMA1),
     "gemma2": transformers.Gemma2Config(**_GEMMA, query_pre_attn_scalar=9, rope_theta=50.0),
     "gemma3": transformers.Gemma3TextConfig(
         **_GEMMA,

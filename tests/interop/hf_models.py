@@ -35,6 +35,8 @@ _GEMMA = {
     "pad_token_id": None,  # its row would learn nothing as an input
 }
 
+_GEMMA1 = {key: value for key, value in _GEMMA.items() if key != "sliding_window"}
+
 
 def _bases(theta, **full):
     return dict(
@@ -87,6 +89,11 @@ CONFIGS = {
     "phi3-window": lambda: transformers.Phi3Config(
         **{**_COMMON, "num_key_value_heads": 6, "tie_word_embeddings": True},
         sliding_window=7, pad_token_id=None
+    ),
+    "gemma": lambda: transformers.GemmaConfig(**_GEMMA1),
+    "gemma-biases": lambda: transformers.GemmaConfig(
+        **{**_GEMMA1, "tie_word_embeddings": False, "num_key_value_heads": 6},
+        attention_bias=True, **_rope("linear", factor=2.5)
     ),
     "olmo2": lambda: transformers.Olmo2Config(**_COMMON, pad_token_id=None),
     "olmo2-biases": lambda: transformers.Olmo2Config(

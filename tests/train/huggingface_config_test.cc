@@ -65,6 +65,15 @@ constexpr char kGemma2[] = R"({
   "num_key_value_heads": 16, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06,
   "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "bfloat16", "vocab_size": 256000})";
 
+constexpr char kGemma1[] = R"({
+  "architectures": ["GemmaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 2, "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu",
+  "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2048, "initializer_range": 0.02,
+  "intermediate_size": 16384, "max_position_embeddings": 8192, "model_type": "gemma",
+  "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+  "use_cache": true, "vocab_size": 256000})";
+
 // Returns the config.json with one changed field. A null makes the field null.
 std::string With(const char* config, const std::string& key, const Json& value) {
   Json json = Json::parse(config);
@@ -182,6 +191,20 @@ TEST(HuggingFaceConfig, Gemma2) {
             0);
 }
 
+TEST(HuggingFaceConfig, Gemma1) {
+  const auto config = ParseHuggingFaceConfig(kGemma1);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const ModelConfig& m = config->model;
+  EXPECT_EQ(m.head_dim, 256);
+  EXPECT_EQ(m.kv_heads, 1);
+  EXPECT_EQ(m.score_channels, 0);
+  EXPECT_EQ(m.norm_position, NormPosition::kBefore);
+  EXPECT_EQ(m.gate, Gate::kGelu);
+  EXPECT_TRUE(m.unit_offset_norms && m.scaled_embedding && m.tied_embeddings);
+  EXPECT_EQ(config->window, 0);
+  ExpectWritten(*config);
+}
+
 TEST(HuggingFaceConfig, OldAndNewFormsOfRope) {
   Json config = Json::parse(Without(kLlama31, "rope_theta"));
   const Json scaling = config["rope_scaling"];
@@ -282,6 +305,8 @@ TEST(HuggingFaceConfig, ErrorsNameTheField) {
             "null"},
            {With(kGemma3, "use_bidirectional_attention", true), "use_bidirectional_attention", ""},
            {With(kGemma3, "hidden_activation", "gelu"), "hidden_activation is \"gelu\"", "tanh"},
+           {With(kGemma1, "hidden_activation", "gelu"), "hidden_activation is \"gelu\"", "tanh"},
+           {With(kGemma1, "query_pre_attn_scalar", 256), "query_pre_attn_scalar", "not supported"},
            {With(kGemma3, "rope_parameters",
                  {{"full_attention", {{"rope_theta", 1e6}}},
                   {"sliding_attention", {{"rope_type", "yarn"}, {"factor", 2}}}}),
@@ -347,7 +372,7 @@ TEST_F(HuggingFaceTest, WhatIsWrittenIsRead) {
     config->dtype = "bfloat16";
     ExpectWritten(*config);
   }
-  for (const char* published : {kLlama31, kQwen, kGemma2, kGemma3})
+  for (const char* published : {kLlama31, kQwen, kGemma1, kGemma2, kGemma3})
     ExpectWritten(*ParseHuggingFaceConfig(published));
   auto windowed = *ParseHuggingFaceConfig(kQwen);
   windowed.window = 512;

@@ -83,6 +83,7 @@ HuggingFaceFamily Phi3Family();
 HuggingFaceFamily Qwen2Family();
 HuggingFaceFamily Qwen3Family();
 HuggingFaceFamily Olmo2Family();
+HuggingFaceFamily GemmaFamily();
 HuggingFaceFamily Gemma2Family();
 HuggingFaceFamily Gemma3Family();
 HuggingFaceFamily Gpt2Family();
