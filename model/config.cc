@@ -42,6 +42,7 @@ void VisitFields(Config& config, Visitor visit) {
   visit("gate", config.gate);
   visit("scaled_embedding", config.scaled_embedding);
   visit("score_channels", config.score_channels);
+  visit("rope_channels", config.rope_channels);
   visit("rope_theta", config.rope_theta);
   visit("rope_scaling", config.rope_scaling);
   visit("full_layers", config.full_layers);
@@ -60,6 +61,8 @@ void VisitScalingFields(Scaling& scaling, Visitor visit) {
   visit("fast", scaling.fast);
   visit("slow", scaling.slow);
   visit("whole", scaling.whole);
+  visit("short_factors", scaling.short_factors);
+  visit("long_factors", scaling.long_factors);
   visit("amplitude", scaling.amplitude);
 }
 
@@ -132,8 +135,9 @@ absl::Status CheckGpt2(const ModelConfig& config) {
   if (config.gate != Gate::kSilu) {
     return Invalid("gate", NameOf(config.gate, kGates), "silu for gpt2, which has no gate");
   }
-  if (config.score_channels != 0) {
-    return Invalid("score_channels", config.score_channels, "0 for gpt2");
+  for (const auto& [key, value] : {std::make_pair("score_channels", config.score_channels),
+                                   std::make_pair("rope_channels", config.rope_channels)}) {
+    if (value != 0) return Invalid(key, value, "0 for gpt2");
   }
   if (config.rope_scaling.kind == RopeScaling::Kind::kNone) return absl::OkStatus();
   return Invalid("rope_scaling", Name(config.rope_scaling.kind),
@@ -212,9 +216,13 @@ struct FieldReader {
     field = value.get<int64_t>();
     return absl::OkStatus();
   }
+  template <typename Element>
   static absl::Status Read(const char* key, const nlohmann::json& value,
-                           std::vector<int64_t>& field) {
-    if (!value.is_array()) return Invalid(key, value.dump(), "a list of layers, from 0");
+                           std::vector<Element>& field) {
+    if (!value.is_array()) {
+      const bool layers = std::is_same_v<Element, int64_t>;
+      return Invalid(key, value.dump(), layers ? "a list of layers, from 0" : "a list of numbers");
+    }
     field.clear();
     for (const nlohmann::json& element : value) {
       BURST_RETURN_IF_ERROR(Read(key, element, field.emplace_back()));
@@ -328,7 +336,15 @@ absl::Status ModelConfig::Validate() const {
                    "even, because RoPE turns pairs of channels");
   }
   if (family == Family::kGpt2) BURST_RETURN_IF_ERROR(CheckGpt2(*this));
-  BURST_RETURN_IF_ERROR(rope_scaling.Validate());
+  if (rope_channels < 0 || rope_channels > channels || rope_channels % 2 != 0) {
+    return Invalid("rope_channels", rope_channels,
+                   absl::StrCat("even and at most head_dim ", channels, ", or 0 for all"));
+  }
+  const int64_t turned = rope_channels == 0 ? channels : rope_channels;
+  if (turned < channels && score_channels != 0) {
+    return Invalid("score_channels", score_channels, "0 with rope_channels below head_dim");
+  }
+  BURST_RETURN_IF_ERROR(rope_scaling.Validate(turned));
   if (rope_scaling.kind == RopeScaling::Kind::kYarn && rope_theta == 1) {
     return Invalid("rope_theta", rope_theta, "above 1 with yarn");
   }
@@ -355,10 +371,11 @@ bool ModelConfig::IsFull(int64_t layer) const {
   return std::binary_search(full_layers.begin(), full_layers.end(), layer);
 }
 
-RopeAngles ModelConfig::AnglesOf(bool full) const {
+RopeAngles ModelConfig::AnglesOf(bool full, bool is_long) const {
+  const int64_t channels = rope_channels == 0 ? head_dim : rope_channels;
   RopeAngles angles = window_rope_theta > 0 && !full
-                          ? MakeRopeAngles(head_dim, window_rope_theta)
-                          : MakeRopeAngles(head_dim, rope_theta, rope_scaling);
+                          ? MakeRopeAngles(channels, window_rope_theta)
+                          : MakeRopeAngles(channels, rope_theta, rope_scaling, is_long);
   // Queries and keys both get the amplitude, and scores are divided by sqrt(head_dim).
   if (score_channels > 0) {
     angles.amplitude *=
@@ -372,6 +389,7 @@ ModelConfig ModelConfig::WithDefaults() const {
   ModelConfig config = *this;
   if (kv_heads == 0) config.kv_heads = heads;
   if (head_dim == 0) config.head_dim = width / heads;
+  if (rope_channels == config.head_dim) config.rope_channels = 0;
   if (init_std == 0) config.init_std = std::sqrt(0.4 / static_cast<double>(width));
   if (ffn == 0) {
     const int64_t llama_ffn = (8 * width + 2) / 3;

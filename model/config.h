@@ -74,6 +74,8 @@ struct ModelConfig {
   bool scaled_embedding = false;
   // llama: attention's scores are divided by the square root of this number (Gemma 2). 0: head_dim.
   int64_t score_channels = 0;
+  // llama: RoPE turns this many of a head's channels, the first ones (partial rotation). 0: all.
+  int64_t rope_channels = 0;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   // The numbers of the layers whose attention has no window, increasing. A run's window is for the
@@ -94,9 +96,9 @@ struct ModelConfig {
   bool has_out_bias() const { return family == Family::kGpt2 || attention_out_bias; }
   bool has_ffn_bias() const { return family == Family::kGpt2 || ffn_bias; }
   bool IsFull(int64_t layer) const;  // whether full_layers names it
-  // RoPE's angles in full_layers, or in the others. Their amplitude makes queries and keys long
-  // enough for score_channels. Needs WithDefaults.
-  RopeAngles AnglesOf(bool full) const;
+  // RoPE's angles in full_layers, or in the others. is_long: rope_scaling.IsLong of the text. Their
+  // amplitude makes queries and keys long enough for score_channels. Needs WithDefaults.
+  RopeAngles AnglesOf(bool full, bool is_long) const;
   int64_t attention_channels() const { return heads * head_dim; }  // needs WithDefaults
 
   // InvalidArgument naming the field, its value and what would be valid. `vocab` and `context` may

@@ -75,7 +75,9 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
       runner_(blocks_, first_parameter_, uses_, part_) {
   BURST_CHECK(part.runs() <= config.layers) << part.runs() << " runs of layers";
   if (config.family == Family::kLlama) {
-    rope_angles_ = {config.AnglesOf(false), config.AnglesOf(true)};
+    for (const bool is_long : {false, true}) {
+      rope_angles_[is_long] = {config.AnglesOf(false, is_long), config.AnglesOf(true, is_long)};
+    }
   }
   const Shape table = {config.vocab, config.width};
   const ParameterSharding replicated = parallel.Replicated();
@@ -184,12 +186,13 @@ Variable Transformer::Embed(const ForwardPass& pass, const Tensor& tokens,
   return Dropout(pass.tape, x, pass.DropoutAt(kEmbeddingSite));
 }
 
-void Transformer::SetRope(const Tensor& positions, PassContext* context) const {
+void Transformer::SetRope(const Tensor& positions, int64_t length, PassContext* context) const {
+  const auto& angles = rope_angles_[config_.rope_scaling.IsLong(length)];
   auto& [windowed, full] = context->rope;
-  full = MakeRopeTable(positions, rope_angles_[true], parameters_.dtype());
+  full = MakeRopeTable(positions, angles[true], parameters_.dtype());
   windowed = config_.window_rope_theta == 0
                  ? full
-                 : MakeRopeTable(positions, rope_angles_[false], parameters_.dtype());
+                 : MakeRopeTable(positions, angles[false], parameters_.dtype());
 }
 
 ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attention,
@@ -226,7 +229,7 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, context->shard, batch.positions);
-    SetRope(positions, context.get());
+    SetRope(positions, context->shard->seqlen(), context.get());
   }
   if (dropout.enabled) {
     const std::vector<int32_t>& positions = parallel_.StreamPositions(*context->shard);
@@ -372,6 +375,11 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     return absl::OutOfRangeError(absl::StrCat(start + n, " tokens, but the model has learned ",
                                               config_.context, " positions"));
   }
+  const RopeScaling& scaling = config_.rope_scaling;
+  if (start > 0 && scaling.IsLong(start) != scaling.IsLong(start + n)) {
+    return absl::OutOfRangeError(absl::StrCat(
+        start + n, " tokens are long for the model's RoPE; the cache has short angles' keys"));
+  }
   Tensor positions = Tensor::Empty({batch, n}, DType::kInt32);
   for (int64_t i = 0; i < batch * n; ++i) {
     positions.data<int32_t>()[i] = static_cast<int32_t>(start + i % n);
@@ -402,7 +410,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     }
     return Variable(Tensor::Zeros({batch, n, q, config_.head_dim}, dtype(), device()));
   };
-  if (config_.family == Family::kLlama) SetRope(positions, context.get());
+  if (config_.family == Family::kLlama) SetRope(positions, start + n, context.get());
   const ForwardPass pass{tape, std::move(context)};
   const SequenceBatch next{tokens.To(device()), positions, Tensor(), /*schedules=*/{}};
   const Variable x =

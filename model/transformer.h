@@ -117,8 +117,9 @@ class Transformer {
   // Appends tokens [batch, n] (int32, n >= 1, below the vocab; on any device) to the cache and
   // returns the logits of the last one, [batch, vocab]. No gradient. Collective for ranks that
   // share the cache: each has the whole model and is given the same tokens; all return the same.
-  // OutOfRange, with the cache as it was, when a gpt2 model would grow past its context; the
-  // communicator's error for a failed transfer.
+  // OutOfRange, with the cache as it was, when a gpt2 model would grow past its context. It is
+  // also the error where a text becomes long (RopeScaling::IsLong): the keys in the cache have the
+  // angles of a short one. A failed transfer gives the communicator's error.
   absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
   // FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (parameters of GEMMs)
@@ -147,8 +148,8 @@ class Transformer {
                   const DropoutKey& dropout, const GradientsReady& ready = nullptr,
                   KvCache* cache = nullptr) const;
 
-  // Makes RoPE's tables of a pass.
-  void SetRope(const Tensor& positions, PassContext* context) const;
+  // Makes RoPE's tables of a pass, over a text of `length` tokens on all ranks.
+  void SetRope(const Tensor& positions, int64_t length, PassContext* context) const;
   Variable Embed(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions) const;
   Variable FinalNorm(const ForwardPass& pass, const Variable& x) const;
   // The chunks of an exact pass.
@@ -168,7 +169,8 @@ class Transformer {
   const ModelConfig config_;
   const TensorParallel parallel_;
   const PipelinePart part_;
-  std::array<RopeAngles, 2> rope_angles_;  // llama: by ModelConfig::IsFull
+  // llama: by RopeScaling::IsLong, then by ModelConfig::IsFull.
+  std::array<std::array<RopeAngles, 2>, 2> rope_angles_;
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]
   Variable position_embedding_;  // [context, width], gpt2

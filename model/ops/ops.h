@@ -156,25 +156,26 @@ Variable SwiGlu(Tape& tape, const Variable& gate_up);
 Variable GeGlu(Tape& tape, const Variable& gate_up);
 
 // ---- Rotary position embedding (Su et al., arXiv 2104.09864). Channels are paired as in Llama on
-// Hugging Face: channel i with i + head_dim / 2.
+// Hugging Face: channel i with i + half, where `half` frequencies turn a head's first 2 half
+// channels.
 
 // amplitude * cos and amplitude * sin of position * frequency for the tokens of one batch, made
 // once for all layers. Angles are computed in double, so that far positions keep their phase in
 // float.
 struct RopeTable {
-  Tensor cos, sin;  // [batch * length, head_dim / 2]; float32 for bfloat16 activations
+  Tensor cos, sin;  // [batch * length, half]; float32 for bfloat16 activations
 };
 
 // positions: [batch, length], >= 0; the table is on their device. dtype: of the activations.
-// On a GPU at most 256 frequencies (heads of 512 channels).
+// On a GPU at most 256 frequencies (512 channels of a head).
 std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, const RopeAngles& angles,
                                                DType dtype);
 
-// y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin, where x1 and x2 are the halves of a head.
-// x, y: [batch, length, heads, head_dim], of the table's batch and length. The first
-// `rotated_heads` heads (-1: all) are rotated, the others (values, behind queries and keys) are
-// copied. `maker` is the precision of the linear layer that made x: with kFloat8 the gradient of x
-// comes with its largest magnitude.
+// y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin, where x1 and x2 are the halves of a head's first
+// 2 half channels; the channels behind them are copied. x, y: [batch, length, heads, head_dim], of
+// the table's batch and length; head_dim is even. The first `rotated_heads` heads (-1: all) are
+// rotated, the others (values, behind queries and keys) are copied. `maker` is the precision of the
+// linear layer that made x: with kFloat8 the gradient of x comes with its largest magnitude.
 Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> table,
               int64_t rotated_heads = -1, LinearPrecision maker = LinearPrecision::kTensors);
 

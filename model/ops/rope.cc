@@ -11,24 +11,28 @@
 namespace burst {
 namespace {
 
-// y1 = x1 cos - sign x2 sin, y2 = x2 cos + sign x1 sin, where x1, x2 are the halves of a head. sign
-// = 1 rotates by the position's angle, and sign = -1 rotates back. Heads after the first `rotated`
-// are copied. x, y: [tokens, heads, head_dim]
+// y1 = x1 cos - sign x2 sin, y2 = x2 cos + sign x1 sin, where x1, x2 are the halves of the channels
+// that turn. sign = 1 rotates by the position's angle, and sign = -1 rotates back. The channels
+// behind them, and the heads after the first `rotated`, are copied. x, y: [tokens, heads, head_dim]
 template <typename T>
-void Rotate(const RopeTable& table, int64_t heads, int64_t rotated, T sign, const T* x, T* y) {
+void Rotate(const RopeTable& table, int64_t heads, int64_t head_dim, int64_t rotated, T sign,
+            const T* x, T* y) {
   const int64_t half = table.cos.dim(1);
+  const auto copy = [=](int64_t first, int64_t size) {
+    AsArray(y + first, size) = AsArray(x + first, size);
+  };
   ParallelFor(table.cos.dim(0), 16, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const auto cos = AsArray(table.cos.data<T>() + t * half, half);
       const auto sin = AsArray(table.sin.data<T>() + t * half, half) * sign;
       for (int64_t head = t * heads; head < t * heads + rotated; ++head) {
-        const auto x1 = AsArray(x + head * 2 * half, half);
-        const auto x2 = AsArray(x + head * 2 * half + half, half);
-        AsArray(y + head * 2 * half, half) = x1 * cos - x2 * sin;
-        AsArray(y + head * 2 * half + half, half) = x2 * cos + x1 * sin;
+        const int64_t first = head * head_dim, second = first + half;
+        const auto x1 = AsArray(x + first, half), x2 = AsArray(x + second, half);
+        AsArray(y + first, half) = x1 * cos - x2 * sin;
+        AsArray(y + second, half) = x2 * cos + x1 * sin;
+        copy(second + half, head_dim - 2 * half);
       }
-      const int64_t rest = (t * heads + rotated) * 2 * half, size = (heads - rotated) * 2 * half;
-      AsArray(y + rest, size) = AsArray(x + rest, size);
+      copy((t * heads + rotated) * head_dim, (heads - rotated) * head_dim);
     }
   });
 }
@@ -91,10 +95,10 @@ Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> ta
               int64_t rotated_heads, LinearPrecision maker) {
   BURST_CHECK(x.value().is_contiguous() && x.value().ndim() == 4 &&
               x.value().dim(0) * x.value().dim(1) == table->cos.dim(0) &&
-              x.value().dim(3) == 2 * table->cos.dim(1));
+              x.value().dim(3) % 2 == 0 && x.value().dim(3) >= 2 * table->cos.dim(1));
   const int64_t heads = x.value().dim(2), rotated = rotated_heads < 0 ? heads : rotated_heads;
   BURST_CHECK_LE(rotated, heads);
-  const auto rotate = [table, heads, rotated](double sign, const Tensor& from, const Tensor& amax) {
+  const auto rotate = [table, rotated](double sign, const Tensor& from, const Tensor& amax) {
     const Tensor to = Tensor::EmptyLike(from);
     if (from.device() == DeviceType::kCuda) {
       BURST_GPU_KERNEL(RopeRotate, from, table->cos, table->sin, rotated, sign, to, amax);
@@ -102,7 +106,8 @@ Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> ta
     }
     DispatchComputed(from.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      Rotate<T>(*table, heads, rotated, static_cast<T>(sign), ReadAs<T>(from), WriteAs<T>(to));
+      Rotate<T>(*table, from.dim(2), from.dim(3), rotated, static_cast<T>(sign), ReadAs<T>(from),
+                WriteAs<T>(to));
     });
     return to;
   };

@@ -5,7 +5,6 @@
 
 #include "absl/status/status.h"
 #include "burst/base/check.h"
-#include "model/rope.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "train/huggingface/config.h"
 
@@ -30,9 +29,11 @@ void FuzzOne(const uint8_t* data, size_t size) {
   BURST_CHECK_EQ(ModelDifference(model, again->model), "") << *json;
   BURST_CHECK_EQ(config->window, again->window) << *json;
   if (model.family == Family::kGpt2 || model.head_dim > 1024) return;
-  for (const double frequency :
-       MakeRopeAngles(model.head_dim, model.rope_theta, model.rope_scaling).frequencies) {
-    BURST_CHECK(std::isfinite(frequency) && frequency >= 0 && frequency <= 1) << *json;
+  constexpr double kMost = 1e6;  // longrope may divide by 1e-6
+  for (const bool is_long : {false, true}) {
+    for (const double frequency : model.AnglesOf(/*full=*/true, is_long).frequencies) {
+      BURST_CHECK(std::isfinite(frequency) && frequency >= 0 && frequency <= kMost) << *json;
+    }
   }
 }
 

@@ -5,9 +5,10 @@
     tests/interop/fixtures.py
 
 For each model the file has its config.json as transformers saves it, and the names and shapes of its tensors. It
-also has a row of tokens, and the logits that transformers computes in float64. It does not have the weights: element i of
-tensor number t, in order of name, is a function of (t, i) that is exact in float32. The function is `numbers` here
-and Numbers in the test.
+also has a row of tokens, and the logits that transformers computes in float64. A model with LongRoPE has the text that
+it generates greedily after the first tokens, while the text becomes long. The file does not have the weights: element
+i of tensor number t, in order of name, is a function of (t, i) that is exact in float32. The function is `numbers`
+here and Numbers in the test.
 """
 
 import json
@@ -51,6 +52,12 @@ _LLAMA3 = dict(
 )
 _YARN = dict(rope_type="yarn", factor=4.0, beta_fast=2.0, original_max_position_embeddings=16)
 
+
+def _long(short, long):
+    return dict(rope_type="longrope", short_factor=short, long_factor=long)
+
+
+_GEMMA1 = {**_COMMON, "head_dim": 8, "tie_word_embeddings": True}
 _GEMMA = {**_COMMON, "head_dim": 8, "sliding_window": 5, "tie_word_embeddings": True}
 
 CONFIGS = {
@@ -59,6 +66,20 @@ CONFIGS = {
     "llama3": transformers.LlamaConfig(**_COMMON, rope_theta=50.0, rope_scaling=_LLAMA3),
     "mistral": transformers.MistralConfig(**_COMMON, sliding_window=5, head_dim=6),
     "phi3": transformers.Phi3Config(**_COMMON, sliding_window=5, pad_token_id=None),
+    # The text has 12 tokens. 6 of 8 channels turn in phi4.
+    "phi3_long": transformers.Phi3Config(
+        **_COMMON, original_max_position_embeddings=8, rope_theta=50.0, pad_token_id=None,
+        rope_scaling=_long([1.0, 1.25], [1.5, 4.0]),
+    ),
+    "phi3_short": transformers.Phi3Config(
+        **_COMMON, original_max_position_embeddings=12, rope_theta=50.0, pad_token_id=None,
+        rope_scaling=_long([1.0, 1.25], [1.5, 4.0]),
+    ),
+    "phi4": transformers.Phi3Config(
+        **{**_COMMON, "num_attention_heads": 2, "num_key_value_heads": 1}, partial_rotary_factor=0.75,
+        original_max_position_embeddings=8, pad_token_id=None,
+        rope_scaling=_long([1.0, 1.5, 2.0], [1.0, 3.0, 5.0]),
+    ),
     "qwen2": transformers.Qwen2Config(**{**_COMMON, "tie_word_embeddings": True}),
     "qwen2_layers": transformers.Qwen2Config(
         **_COMMON, use_sliding_window=True, sliding_window=5, max_window_layers=1
@@ -68,6 +89,7 @@ CONFIGS = {
     ),
     "qwen3_biases": transformers.Qwen3Config(**_COMMON, head_dim=4, attention_bias=True),
     "olmo2": transformers.Olmo2Config(**_COMMON, rope_theta=50.0),
+    "gemma": transformers.GemmaConfig(**_GEMMA1),
     "gemma2": transformers.Gemma2Config(**_GEMMA, query_pre_attn_scalar=9, rope_theta=50.0),
     "gemma3": transformers.Gemma3TextConfig(
         **_GEMMA,
@@ -97,11 +119,19 @@ def fixture(config):
         logits = model(torch.tensor([TOKENS])).logits[0]
     config.architectures = [type(model).__name__]
     fields = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
-    return dict(
+    made = dict(
         config=fields,
         tensors=[[name, list(value.shape)] for name, value in tensors.items()],
         logits=[[float(f"{x:.9g}") for x in row] for row in logits.tolist()],
     )
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+        prompt = torch.tensor([TOKENS[:5]])
+        tokens = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12,
+            eos_token_id=None, pad_token_id=0,
+        )
+        made["generated"] = tokens[0].tolist()
+    return made
 
 
 def main():

@@ -27,6 +27,19 @@ def _rope(kind, **fields):
 
 
 _YARN = dict(factor=4.0, original_max_position_embeddings=32)
+_PHI = dict(pad_token_id=None, rope_theta=500.0)
+
+
+def _long(pairs, **fields):
+    # LongRoPE's factors of short texts are small.
+    return dict(
+        rope_type="longrope",
+        short_factor=[1 + 0.1 * i for i in range(pairs)],
+        long_factor=[1 + 1.5 * i for i in range(pairs)],
+        **fields,
+    )
+
+
 _QWEN2 = {**_COMMON, "use_sliding_window": False}
 _WINDOW = dict(use_sliding_window=True, sliding_window=7, max_window_layers=0)
 
@@ -34,6 +47,8 @@ _GEMMA = {
     **_COMMON, "head_dim": 16, "sliding_window": 7, "tie_word_embeddings": True,
     "pad_token_id": None,  # its row would learn nothing as an input
 }
+
+_GEMMA1 = {key: value for key, value in _GEMMA.items() if key != "sliding_window"}
 
 
 def _bases(theta, **full):
@@ -87,6 +102,29 @@ CONFIGS = {
     "phi3-window": lambda: transformers.Phi3Config(
         **{**_COMMON, "num_key_value_heads": 6, "tie_word_embeddings": True},
         sliding_window=7, pad_token_id=None
+    ),
+    # 6 of 8 channels turn. hf_parity.py has texts of 60 tokens, which are long for 32.
+    "phi3-partial": lambda: transformers.Phi3Config(
+        **_COMMON, **_PHI, partial_rotary_factor=0.75
+    ),
+    "phi3-longrope": lambda: transformers.Phi3Config(
+        **_COMMON, **_PHI, original_max_position_embeddings=32, rope_scaling=_long(4)
+    ),
+    "phi3-longrope-short": lambda: transformers.Phi3Config(
+        **_COMMON, **_PHI, original_max_position_embeddings=60, rope_scaling=_long(4)
+    ),
+    "phi4-mini": lambda: transformers.Phi3Config(
+        **{**_COMMON, "tie_word_embeddings": True}, **_PHI, partial_rotary_factor=0.75,
+        original_max_position_embeddings=32, rope_scaling=_long(3, attention_factor=1.1)
+    ),
+    "llama-longrope": lambda: _llama(
+        rope_theta=500.0,
+        rope_scaling=_long(4, factor=4.0, original_max_position_embeddings=32),
+    ),
+    "gemma": lambda: transformers.GemmaConfig(**_GEMMA1),
+    "gemma-biases": lambda: transformers.GemmaConfig(
+        **{**_GEMMA1, "tie_word_embeddings": False, "num_key_value_heads": 6},
+        attention_bias=True, **_rope("linear", factor=2.5)
     ),
     "olmo2": lambda: transformers.Olmo2Config(**_COMMON, pad_token_id=None),
     "olmo2-biases": lambda: transformers.Olmo2Config(

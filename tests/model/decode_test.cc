@@ -57,6 +57,7 @@ TEST(Decode, EqualsForward) {
   ExpectDecodeEqualsForward(SmallLlama(false), 70, 0);  // past the cache's first capacity
   ExpectDecodeEqualsForward(SmallLlama(true), 20, 5);
   ExpectDecodeEqualsForward(SmallQwen(), 20, 5);
+  ExpectDecodeEqualsForward(SmallPhi(), 20, 0);
   ExpectDecodeEqualsForward(SmallLayered(), 20, 5);
   for (const ModelConfig& config : ModelsOfOtherNorms()) ExpectDecodeEqualsForward(config, 20, 5);
   ExpectDecodeEqualsForward(SmallGpt2(), 12, 0);
@@ -159,6 +160,7 @@ TEST(Decode, RanksShareTheCache) {
     ExpectSharedCache(SmallLlama(true), layout, 3, 70, 0);
     ExpectSharedCache(SmallQwen(), layout, 4, 11, 6);
     ExpectSharedCache(SmallLayered(), layout, 3, 11, 6);
+    ExpectSharedCache(SmallPhi(), layout, 3, 11, 0);
     ExpectSharedCache(SmallOlmo(), layout, 2, 11, 6);
     ExpectSharedCache(SmallGemma(), layout, 3, 11, 6);
     ExpectSharedCache(SmallGpt2(), layout, 3, 3, 0);
@@ -180,6 +182,31 @@ TEST(Decode, Gpt2StopsAtItsContext) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(cache.length(), 11);
   EXPECT_TRUE(model->Decode(cache, TokensOf(text, 11, 1)).ok());
+}
+
+// The cache keeps the keys of a short text. The longer text has other angles, so it is read again.
+TEST(Decode, StopsWhereATextBecomesLong) {
+  ModelConfig config = SmallPhi();
+  config.rope_scaling.first_context = 11;
+  const auto model = MakeModel(config);
+  const Text text = RandomText(config.vocab, false, 13);
+  KvCache cache(config, text.batch, DType::kFloat64, /*window=*/0, kTestDevice);
+  ASSERT_TRUE(model->Decode(cache, TokensOf(text, 0, 10)).ok());
+  ASSERT_TRUE(model->Decode(cache, TokensOf(text, 10, 1)).ok());
+  const auto refused = model->Decode(cache, TokensOf(text, 11, 1));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(cache.length(), 11);
+  cache.Clear();
+  ASSERT_TRUE(model->Decode(cache, TokensOf(text, 0, 12)).ok());
+  const auto last = model->Decode(cache, TokensOf(text, 12, 1));
+  ASSERT_TRUE(last.ok()) << last.status();
+  const Values all = Logits(*model, text, 0), logits = last->ToVector<double>();
+  Values expected;
+  for (int64_t row = 0; row < text.batch; ++row) {
+    const auto begin = all.begin() + (row * 13 + 12) * config.vocab;
+    expected.insert(expected.end(), begin, begin + config.vocab);
+  }
+  ExpectClose(logits, expected, kDoubleTolerance);
 }
 
 // Checks the prefill of a prompt. One rank has the logits of the last token.

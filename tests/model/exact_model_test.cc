@@ -61,6 +61,7 @@ std::vector<Case> Cases() {
           {"PackedLlamaTied", SmallLlama(true), true},
           {"Qwen", SmallQwen(), true, Recompute::kSelective},
           {"NormalizedAfter", SmallOlmo(), true, Recompute::kFull},
+          {"PartialRotation", SmallPhi(), true, Recompute::kFull},
           {"Gemma", SmallGemma(), false, Recompute::kSelective, 0, /*window=*/9},
           {"Gpt2WithDropout", SmallGpt2(0.2), false, Recompute::kFull},
           {"QwenWithSinks", WithSinks(SmallQwen()), true, Recompute::kSelective},

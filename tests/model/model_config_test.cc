@@ -90,6 +90,83 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_EQ(ModelDifference(*again, *config), "");
 }
 
+TEST(ModelConfig, PartialRotationAndLongRope) {
+  const auto config = ModelConfigFromJson(
+      R"({"layers": 1, "width": 24, "heads": 3, "rope_channels": 4,
+          "rope_scaling": {"kind": "longrope", "factor": 4, "first_context": 64,
+                           "short_factors": [1, 2], "long_factors": [3, 4.5]}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_channels, 4);
+  EXPECT_EQ(config->rope_scaling.short_factors, std::vector<double>({1, 2}));
+  EXPECT_EQ(config->rope_scaling.long_factors, std::vector<double>({3, 4.5}));
+  EXPECT_FALSE(config->rope_scaling.IsLong(64));
+  EXPECT_TRUE(config->rope_scaling.IsLong(65));
+  const auto again = ModelConfigFromJson(ModelConfigToJson(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(ModelDifference(*again, *config), "");
+  ModelConfig whole;
+  whole.width = 24, whole.heads = 3, whole.rope_channels = 8;
+  EXPECT_EQ(whole.WithDefaults().rope_channels, 0) << "all channels have one name";
+}
+
+// The numbers are from transformers 5.24: the functions of ROPE_INIT_FUNCTIONS for a head_dim of
+// 16, partial_rotary_factor of 0.75 and rope_theta of 100, in float32.
+TEST(ModelConfig, ScaledAnglesOfPartialRotationAreThoseOfTransformers) {
+  using Kind = RopeScaling::Kind;
+  ModelConfig config;
+  config.head_dim = 16;
+  config.rope_channels = 12;
+  config.rope_theta = 100;
+  config.rope_scaling.first_context = 64;
+  config.rope_scaling.short_factors = {1, 1.1, 1.2, 1.3, 1.4, 1.5};
+  config.rope_scaling.long_factors = {1, 2, 3, 4, 5, 6};
+  const struct {
+    Kind kind;
+    double factor;
+    bool is_long;
+    std::vector<double> frequencies;
+    double amplitude;
+  } cases[] = {
+      {Kind::kLinear,
+       8,
+       false,
+       {0.125, 0.058019862, 0.026930431, 0.0125, 0.0058019855, 0.0026930436},
+       1},
+      {Kind::kLlama3,
+       8,
+       false,
+       {1.0, 0.46415889, 0.10198934, 0.013042256, 0.0058019855, 0.0026930436},
+       1},
+      {Kind::kYarn,
+       8,
+       false,
+       {1.0, 0.36262414, 0.12118694, 0.034375001, 0.0058019855, 0.0026930436},
+       1.2079441541679836},
+      {Kind::kLongRope,
+       4,
+       false,
+       {1.0, 0.42196259, 0.17953621, 0.07692308, 0.033154204, 0.0143629},
+       1.1547005383792517},
+      {Kind::kLongRope,
+       4,
+       true,
+       {1.0, 0.23207945, 0.071814485, 0.025, 0.0092831766, 0.0035907249},
+       1.1547005383792517},
+  };
+  for (const auto& c : cases) {
+    config.rope_scaling.kind = c.kind;
+    config.rope_scaling.factor = c.factor;
+    const RopeAngles angles = config.AnglesOf(/*full=*/true, c.is_long);
+    EXPECT_NEAR(angles.amplitude, c.amplitude, 1e-15) << Name(c.kind);
+    ASSERT_EQ(angles.frequencies.size(), c.frequencies.size());
+    for (size_t i = 0; i < c.frequencies.size(); ++i) {
+      // Some roundings of float32, more where llama3 and yarn subtract.
+      EXPECT_NEAR(angles.frequencies[i], c.frequencies[i], 1e-6 * c.frequencies[i])
+          << Name(c.kind) << " " << i;
+    }
+  }
+}
+
 TEST(ModelConfig, Defaults) {
   const auto gpt2 = ModelConfigFromJson(std::string(kMinimal) + "}");
   ASSERT_TRUE(gpt2.ok()) << gpt2.status();
@@ -158,8 +235,27 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
             "; got after"},
            {With(R"("rope_scaling": 8)"), "rope_scaling: must be", "object", "; got 8"},
            {With(R"("rope_scaling": {"kind": "linear", "factor": 2})"), "rope_scaling", "gpt2"},
-           {R"({"layers": 2, "width": 12, "heads": 3, "rope_scaling": {"kind": "longrope"}})",
-            "'longrope'", "yarn"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_scaling": {"kind": "dynamic"}})",
+            "'dynamic'", "longrope"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_channels": 3})", "rope_channels",
+            "even and at most head_dim 4", "; got 3"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_channels": 6})", "rope_channels",
+            "even and at most head_dim 4", "; got 6"},
+           {With(R"("rope_channels": 2)"), "rope_channels: must be", "0 for gpt2", "; got 2"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_channels": 2, "score_channels": 3})",
+            "score_channels", "0 with rope_channels", "; got 3"},
+           {R"({"layers": 2, "width": 12, "heads": 3,
+                "rope_scaling": {"kind": "longrope", "first_context": 1}})",
+            "first_context", "from 2", "; got 1"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_channels": 2,
+                "rope_scaling": {"kind": "longrope", "first_context": 8, "short_factors": [1, 2]}})",
+            "short_factors", "1 numbers, one for each pair", "; got 2 numbers"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_channels": 2,
+                "rope_scaling": {"kind": "longrope", "first_context": 8, "short_factors": [1],
+                                 "long_factors": [0]}})",
+            "long_factors", "numbers from 1e-6 to 1e6", "; got 0"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_scaling": {"short_factors": 3}})",
+            "short_factors", "a list of numbers", "; got 3"},
            {R"({"layers": 2, "width": 12, "heads": 3, "rope_scaling": {"factors": 2}})",
             "\"factors\"", "rope_scaling"},
            {R"({"layers": 2, "width": 12, "heads": 3,

@@ -147,14 +147,17 @@ class NaiveTransformer {
 
   void Turn(Values& x, int32_t position, int64_t layer) {  // RoPE, as complex products
     const int64_t d = head_dim();
-    const RopeAngles angles = config_.window_rope_theta > 0 && !IsFull(layer)
-                                  ? MakeRopeAngles(d, config_.window_rope_theta)
-                                  : MakeRopeAngles(d, config_.rope_theta, config_.rope_scaling);
+    const int64_t c = config_.rope_channels > 0 ? config_.rope_channels : d;  // channels that turn
+    const RopeScaling& scaling = config_.rope_scaling;
+    const RopeAngles angles =
+        config_.window_rope_theta > 0 && !IsFull(layer)
+            ? MakeRopeAngles(c, config_.window_rope_theta)
+            : MakeRopeAngles(c, config_.rope_theta, scaling, text_.length > scaling.first_context);
     for (size_t head = 0; head < x.size() / d; ++head) {
-      for (int64_t i = 0; i < d / 2; ++i) {
+      for (int64_t i = 0; i < c / 2; ++i) {
         const double angle = position * angles.frequencies[i];
         double& re = x[head * d + i];
-        double& im = x[head * d + d / 2 + i];
+        double& im = x[head * d + c / 2 + i];
         const double turned = re * std::cos(angle) - im * std::sin(angle);
         im = angles.amplitude * (re * std::sin(angle) + im * std::cos(angle));
         re = angles.amplitude * turned;

@@ -25,7 +25,8 @@ using Values = std::vector<double>;
 constexpr int64_t kBatch = 4, kLength = 200;
 
 // Makes the model of a family's name. "qwen" is llama with the additional fields of Qwen2 and
-// Qwen3, "olmo" with those of OLMo 2, and "gemma" with those of Gemma 2 and 3.
+// Qwen3, "phi" with those of Phi-4-mini, and "olmo" with those of OLMo 2. "gemma" has those of
+// Gemma 2 and 3.
 ModelConfig Model(const std::string& name) {
   const Family family = name == "gpt2" ? Family::kGpt2 : Family::kLlama;
   ModelConfig config;
@@ -37,6 +38,14 @@ ModelConfig Model(const std::string& name) {
     config.rope_scaling.kind = RopeScaling::Kind::kYarn;
     config.rope_scaling.factor = 4;
     config.rope_scaling.first_context = 64;
+  }
+  if (name == "phi") {
+    config.rope_channels = 16;  // of 32
+    config.rope_scaling.kind = RopeScaling::Kind::kLongRope;
+    config.rope_scaling.factor = 4;
+    config.rope_scaling.first_context = 64;
+    config.rope_scaling.short_factors = {1, 1, 1, 1, 1, 1, 1, 1};
+    config.rope_scaling.long_factors = {1, 1.1, 1.25, 1.5, 2, 3, 5, 9};
   }
   if (name == "olmo") {
     config.qk_norm = QkNorm::kAll;
@@ -135,7 +144,7 @@ double Norm(const Values& x, const Values& y, int64_t begin, int64_t end) {
 
 class Parity : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Families, Parity,
-                         testing::Values("llama", "gpt2", "qwen", "olmo", "gemma"),
+                         testing::Values("llama", "gpt2", "qwen", "phi", "olmo", "gemma"),
                          [](const auto& info) { return std::string(info.param); });
 
 #ifdef BURST_TEST_CUDA

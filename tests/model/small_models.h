@@ -57,6 +57,21 @@ inline ModelConfig SmallLayered() {
   return config;
 }
 
+// Returns a model that turns 4 of a head's 6 channels by LongRoPE. Texts of more than 2 tokens are
+// long.
+inline ModelConfig SmallPhi() {
+  ModelConfig config = SmallLlama(false);
+  config.head_dim = 6;
+  config.rope_channels = 4;
+  config.rope_theta = 100;
+  config.rope_scaling.kind = RopeScaling::Kind::kLongRope;
+  config.rope_scaling.factor = 16;
+  config.rope_scaling.first_context = 2;
+  config.rope_scaling.short_factors = {1, 1.5};
+  config.rope_scaling.long_factors = {1.25, 4};
+  return config;
+}
+
 // Returns a model that normalizes after the branches, and queries and keys over all heads.
 inline ModelConfig SmallOlmo() {
   ModelConfig config = SmallLlama(false);

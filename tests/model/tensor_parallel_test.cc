@@ -174,6 +174,7 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
       ExpectRanksAgree(spread, WithSinks(Gpt2OfHeads(4, 0)), layout, 2, 9);
     }
     ExpectRanksAgree(spread, SmallGemma(), Layout::kZigzag, 2, 9);
+    ExpectRanksAgree(spread, SmallPhi(), Layout::kZigzag, 4, 9);
     ExpectRanksAgree(spread, SmallLlama(true), Layout::kZigzag, 1, 9);
     ExpectRanksAgree(spread, SmallLlama(true), Layout::kZigzag, 2, 8);  // parts of one length
     ExpectRanksAgree(spread, Gpt2OfHeads(2, 0), Layout::kContiguous, 2, 8);

@@ -87,6 +87,28 @@ TEST(Transformer, NormalizationAfterTheBranchesEqualsNaive) {
   }
 }
 
+// Texts have short angles up to first_context, and longer ones have others.
+TEST(Transformer, PartialRotationAndLongRopeEqualNaive) {
+  for (const int64_t head_dim : {4, 6, 10}) {
+    for (const int64_t length : {8, 9}) {
+      ModelConfig config = SmallPhi();
+      config.head_dim = head_dim;
+      config.rope_scaling.first_context = 8;
+      const auto model = MakeModel(config);
+      const Text text = RandomText(config.vocab, /*packed=*/head_dim == 10, length);
+      const Values logits = Logits(*model, text);
+      ExpectClose(logits, NaiveTransformer(*model, text).Logits(), kDoubleTolerance);
+      std::swap(config.rope_scaling.short_factors, config.rope_scaling.long_factors);
+      const Values others = Logits(*MakeModel(config), text);
+      double changed = 0;
+      for (size_t i = 0; i < logits.size(); ++i) {
+        changed = std::max(changed, std::abs(logits[i] - others[i]));
+      }
+      EXPECT_GT(changed, 1e-3);
+    }
+  }
+}
+
 TEST(Transformer, Gpt2EqualsNaive) {
   for (const bool packed : {false, true}) {
     for (const bool tied : {false, true}) {
@@ -269,6 +291,12 @@ void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recomp
 TEST(TransformerGradients, LlamaUntied) { CheckModelGradients(SmallLlama(false)); }
 TEST(TransformerGradients, LlamaTied) { CheckModelGradients(SmallLlama(true)); }
 TEST(TransformerGradients, Qwen) { CheckModelGradients(SmallQwen()); }
+TEST(TransformerGradients, PartialRotationAndLongRope) {
+  CheckModelGradients(SmallPhi());
+  CheckModelGradients(SmallPhi(), Recompute::kFull, 0, "attention");
+  CheckModelGradients(SmallPhi(), Recompute::kSelective, /*head_chunk=*/1, "attention");
+  CheckModelGradients(SmallPhi(), Recompute::kSequence, 0, "attention");
+}
 TEST(TransformerGradients, LayersOfTheirOwnWindows) {
   for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSequence}) {
     CheckModelGradients(SmallLayered(), recompute, 0, "attention", /*window=*/2);
@@ -425,6 +453,7 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
     for (const int ranks : {2, 3}) {
       ExpectRanksAgree(SmallLlama(false), layout, ranks, 9);
       ExpectRanksAgree(SmallQwen(), layout, ranks, 9);
+      ExpectRanksAgree(SmallPhi(), layout, ranks, 9);
       ExpectRanksAgree(SmallLayered(), layout, ranks, 9, /*window=*/2);
       ExpectRanksAgree(SmallGpt2(0.3), layout, ranks, 9);
       for (const ModelConfig& config : ModelsOfChangedScores()) {

@@ -65,6 +65,15 @@ constexpr char kGemma2[] = R"({
   "num_key_value_heads": 16, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06,
   "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "bfloat16", "vocab_size": 256000})";
 
+constexpr char kGemma1[] = R"({
+  "architectures": ["GemmaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 2, "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu",
+  "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2048, "initializer_range": 0.02,
+  "intermediate_size": 16384, "max_position_embeddings": 8192, "model_type": "gemma",
+  "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+  "use_cache": true, "vocab_size": 256000})";
+
 // Returns the config.json with one changed field. A null makes the field null.
 std::string With(const char* config, const std::string& key, const Json& value) {
   Json json = Json::parse(config);
@@ -75,16 +84,6 @@ std::string Without(const char* config, const std::string& key) {
   Json json = Json::parse(config);
   json.erase(key);
   return json.dump();
-}
-
-void ExpectWritten(const HuggingFaceConfig& config) {
-  const auto json = MakeHuggingFaceConfig(config);
-  ASSERT_TRUE(json.ok()) << json.status();
-  const auto again = ParseHuggingFaceConfig(*json);
-  ASSERT_TRUE(again.ok()) << again.status() << *json;
-  EXPECT_EQ(ModelDifference(again->model, config.model), "") << *json;
-  EXPECT_EQ(again->window, config.window);
-  EXPECT_EQ(again->dtype, config.dtype);
 }
 
 TEST(HuggingFaceConfig, Llama31) {
@@ -182,6 +181,20 @@ TEST(HuggingFaceConfig, Gemma2) {
             0);
 }
 
+TEST(HuggingFaceConfig, Gemma1) {
+  const auto config = ParseHuggingFaceConfig(kGemma1);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const ModelConfig& m = config->model;
+  EXPECT_EQ(m.head_dim, 256);
+  EXPECT_EQ(m.kv_heads, 1);
+  EXPECT_EQ(m.score_channels, 0);
+  EXPECT_EQ(m.norm_position, NormPosition::kBefore);
+  EXPECT_EQ(m.gate, Gate::kGelu);
+  EXPECT_TRUE(m.unit_offset_norms && m.scaled_embedding && m.tied_embeddings);
+  EXPECT_EQ(config->window, 0);
+  ExpectWritten(*config);
+}
+
 TEST(HuggingFaceConfig, OldAndNewFormsOfRope) {
   Json config = Json::parse(Without(kLlama31, "rope_theta"));
   const Json scaling = config["rope_scaling"];
@@ -265,7 +278,9 @@ TEST(HuggingFaceConfig, ErrorsNameTheField) {
            {Without(kLlama31, "hidden_size"), "hidden_size is missing", ""},
            {Without(kLlama31, "intermediate_size"), "intermediate_size is missing", ""},
            {With(kLlama31, "rope_scaling", {{"rope_type", "longrope"}}),
-            "rope_scaling.rope_type is \"longrope\"", "yarn"},
+            "rope_scaling short_factors: must be 64 numbers", "got 0 numbers"},
+           {With(kGemma1, "hidden_activation", "gelu"), "hidden_activation is \"gelu\"", "tanh"},
+           {With(kGemma1, "query_pre_attn_scalar", 256), "query_pre_attn_scalar", "not supported"},
            {With(kLlama31, "rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2.0}}),
             "rope_scaling.rope_type is \"dynamic\"", "llama3"},
            {With(kLlama31, "rope_scaling", {{"rope_type", "linear"}}), "factor: must be from 1",
@@ -347,7 +362,7 @@ TEST_F(HuggingFaceTest, WhatIsWrittenIsRead) {
     config->dtype = "bfloat16";
     ExpectWritten(*config);
   }
-  for (const char* published : {kLlama31, kQwen, kGemma2, kGemma3})
+  for (const char* published : {kLlama31, kQwen, kGemma1, kGemma2, kGemma3})
     ExpectWritten(*ParseHuggingFaceConfig(published));
   auto windowed = *ParseHuggingFaceConfig(kQwen);
   windowed.window = 512;
@@ -380,7 +395,10 @@ TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
             "bias true"},
            {kGpt2, [](HuggingFaceConfig* c) { c->model.kv_heads = 4; }, "gpt2: kv_heads 4 instead"},
            {kGpt2, [](HuggingFaceConfig* c) { c->window = 64; }, "gpt2: window 64 instead of 0"},
-           {kLlama31, [](HuggingFaceConfig* c) { c->window = 64, c->model.full_layers = {1}; },
+           {kLlama31,
+            [](HuggingFaceConfig* c) {
+              c->window = 64, c->model.full_layers = {1}, c->model.rope_scaling = {};
+            },
             "full_layers [1] instead of []"},
            {kLlama31, [](HuggingFaceConfig* c) { c->window = 64, c->model.ffn_bias = true; },
             "window 64"},
@@ -402,7 +420,9 @@ TEST(HuggingFaceConfig, TheFirstFamilyThatHasTheModelIsWritten) {
   auto config = *ParseHuggingFaceConfig(kLlama31);
   config.window = 64;
   EXPECT_EQ(Json::parse(*MakeHuggingFaceConfig(config))["model_type"], "mistral");
-  config.type = "phi3";
+  config.type = "phi3";  // its RoPE has no llama3
+  EXPECT_EQ(Json::parse(*MakeHuggingFaceConfig(config))["model_type"], "mistral");
+  config.model.rope_scaling = {};
   EXPECT_EQ(Json::parse(*MakeHuggingFaceConfig(config))["model_type"], "phi3");
 }
 

@@ -18,6 +18,7 @@
 
 #include "burst/tensor/tensor.h"
 #include "train/checkpoint/safetensors_writer.h"
+#include "train/huggingface/config.h"
 
 namespace burst {
 
@@ -184,5 +185,16 @@ class HuggingFaceTest : public testing::Test {
   std::string folder_;
   nlohmann::json fixtures_;
 };
+
+// Expects that the config.json of a model means this model.
+inline void ExpectWritten(const HuggingFaceConfig& config) {
+  const auto json = MakeHuggingFaceConfig(config);
+  ASSERT_TRUE(json.ok()) << json.status();
+  const auto again = ParseHuggingFaceConfig(*json);
+  ASSERT_TRUE(again.ok()) << again.status() << *json;
+  EXPECT_EQ(ModelDifference(again->model, config.model), "") << *json;
+  EXPECT_EQ(again->window, config.window);
+  EXPECT_EQ(again->dtype, config.dtype);
+}
 
 }  // namespace burst

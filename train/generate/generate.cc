@@ -159,6 +159,7 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
     stream.Rest();  // the rest is not needed
     return -1;
   };
+  const RopeScaling& scaling = model.config().rope_scaling;
   int64_t read = 0;  // tokens of the text that the model has read
   bool stopped = false;
   for (int64_t i = 0; i < options.tokens && !stopped; ++i) {
@@ -168,6 +169,12 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
       // cache.
       cache.Clear();
       read = length - std::min(length, std::max<int64_t>(1, options.context / 2));
+    }
+    const int64_t after = cache.length() + length - read;
+    if (cache.length() > 0 && scaling.IsLong(cache.length()) != scaling.IsLong(after)) {
+      // The keys of the text so far have the angles of short texts, so the model reads it again.
+      read -= cache.length();
+      cache.Clear();
     }
     const std::vector<int32_t> unread(text.begin() + read, text.end());
     Tensor logits;

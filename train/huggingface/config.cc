@@ -1,11 +1,13 @@
 #include "train/huggingface/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -23,24 +25,31 @@ using Json = nlohmann::json;
 
 double YarnAmplitude(double factor, double scale) { return 0.1 * scale * std::log(factor) + 1; }
 
-void ReadScaling(Fields& rope, const std::string& type, int64_t context, RopeScaling* scaling) {
+// Reads the fields of scaling->kind. first_context: the model's field, or 0.
+void ReadScaling(Fields& rope, int64_t context, int64_t first_context, RopeScaling* scaling) {
+  using Kind = RopeScaling::Kind;
   scaling->factor = rope.Real("factor", 0);
-  if (type == "linear") {
-    scaling->kind = RopeScaling::Kind::kLinear;
-    return;
-  }
+  if (scaling->kind == Kind::kLinear) return;
   scaling->first_context = rope.Whole("original_max_position_embeddings", context);
-  if (type == "llama3") {
-    scaling->kind = RopeScaling::Kind::kLlama3;
+  if (first_context > 0) scaling->first_context = first_context;
+  if (scaling->kind == Kind::kLlama3) {
     scaling->low = rope.Real("low_freq_factor", 0);
     scaling->high = rope.Real("high_freq_factor", 0);
     return;
   }
-  scaling->kind = RopeScaling::Kind::kYarn;
+  scaling->amplitude = rope.Real("attention_factor", 0);
+  if (scaling->kind == Kind::kLongRope) {
+    scaling->short_factors = rope.Reals("short_factor");
+    scaling->long_factors = rope.Reals("long_factor");
+    if (scaling->factor == 0 && scaling->first_context > 0) {
+      const double longer = static_cast<double>(context);
+      scaling->factor = std::max(1.0, longer / static_cast<double>(scaling->first_context));
+    }
+    return;
+  }
   scaling->fast = rope.Real("beta_fast", 32);
   scaling->slow = rope.Real("beta_slow", 1);
   scaling->whole = rope.Bool("truncate", true);
-  scaling->amplitude = rope.Real("attention_factor", 0);
   const double scale = rope.Real("mscale", 0), all = rope.Real("mscale_all_dim", 0);
   if (scaling->amplitude == 0 && scale > 0 && all > 0 && scaling->factor > 1) {
     scaling->amplitude =
@@ -48,9 +57,25 @@ void ReadScaling(Fields& rope, const std::string& type, int64_t context, RopeSca
   }
 }
 
+// Reads partial_rotary_factor, rounding as transformers does.
+void ReadPartial(Fields& fields, ModelConfig* model) {
+  const std::string key = "partial_rotary_factor";
+  if (!fields.Has(key)) return;
+  const ModelConfig full = model->WithDefaults();
+  const double factor = fields.Real(key, 1);
+  if (!(factor > 0 && factor <= 1)) return fields.Refuse(key, factor, "above 0 and at most 1");
+  model->rope_channels = static_cast<int64_t>(static_cast<double>(full.head_dim) * factor);
+  if (model->rope_channels == 0) fields.Refuse(key, factor, "so large that RoPE turns channels");
+}
+
 // Reads rope_scaling, or rope_parameters, where newer versions have rope_theta, too. A model with a
 // base of its own for layers with a window may have both kinds of layers there.
-absl::Status ReadRope(Fields& fields, ModelConfig* model) {
+absl::Status ReadRope(const RopeForms& forms, Fields& fields, ModelConfig* model) {
+  if (forms.partial) ReadPartial(fields, model);
+  const int64_t first_context =
+      forms.first_context > 0
+          ? fields.Whole("original_max_position_embeddings", forms.first_context)
+          : 0;
   for (const std::string key : {"rope_scaling", "rope_parameters"}) {
     std::optional<Fields> found = fields.Object(key);
     if (!found.has_value()) continue;
@@ -68,10 +93,17 @@ absl::Status ReadRope(Fields& fields, ModelConfig* model) {
     model->rope_theta = rope.Real("rope_theta", model->rope_theta);
     const std::string old_type = rope.Text("type", "default");
     const std::string type = rope.Text("rope_type", old_type);
-    if (type == "linear" || type == "llama3" || type == "yarn") {
-      ReadScaling(rope, type, model->context, &model->rope_scaling);
-    } else if (type != "default") {
-      rope.Refuse("rope_type", type, "default, linear, llama3 or yarn");
+    const auto form = absl::c_find_if(forms.types, [&](const auto& f) { return f.first == type; });
+    if (form == forms.types.end()) {
+      const auto add = [](std::string* out, const auto& f) { absl::StrAppend(out, f.first); };
+      rope.Refuse("rope_type", type,
+                  absl::StrCat("one of ", absl::StrJoin(forms.types, ", ", add)));
+      return rope.status();
+    }
+    if (forms.partial) ReadPartial(rope, model);
+    if (form->second != RopeScaling::Kind::kNone) {
+      model->rope_scaling.kind = form->second;
+      ReadScaling(rope, model->context, first_context, &model->rope_scaling);
     }
     BURST_RETURN_IF_ERROR(rope.Finish());
   }
@@ -163,7 +195,7 @@ absl::Status ReadFamily(const HuggingFaceFamily& family, Fields& fields,
   if (family.read_window != nullptr) family.read_window(fields, config);
   BURST_RETURN_IF_ERROR(ReadLayerTypes(fields, family.layers_differ, config));
   if (model.family == Family::kGpt2) return absl::OkStatus();
-  BURST_RETURN_IF_ERROR(ReadRope(fields, &model));
+  BURST_RETURN_IF_ERROR(ReadRope(family.rope, fields, &model));
   if (config->window == 0) model.window_rope_theta = 0;  // all layers are full
   return absl::OkStatus();
 }

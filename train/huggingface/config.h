@@ -54,7 +54,7 @@ absl::StatusOr<std::string> WithHarmlessFields(absl::string_view json, absl::str
 absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view dtype);
 
 // Returns the config.json with another max_position_embeddings, for a model that was trained on
-// longer texts. The original context of its RoPE stays.
+// longer texts. The original context and the factor of its RoPE stay.
 absl::StatusOr<std::string> WithContext(absl::string_view json, int64_t context);
 
 }  // namespace burst

@@ -65,6 +65,9 @@ constexpr struct {
                        {"bias", "false"},
                        {"attention_bias", "false"},
                        {"mlp_bias", "false"},
+                       {"lm_head_bias", "false"},
+                       {"full_attn_mod", "1"},
+                       {"interpolate_factor", "1"},
                        {"use_sliding_window", "false"},
                        {"sliding_window", "null"},
                        {"use_bidirectional_attention", "false"},
@@ -131,6 +134,18 @@ std::string Fields::Text(const std::string& key, const std::string& absent) {
   if (value.is_string()) return value.get<std::string>();
   Refuse(key, value, "a text");
   return absent;
+}
+
+std::vector<double> Fields::Reals(const std::string& key) {
+  const Json value = Take(key);
+  std::vector<double> numbers;
+  bool valid = value.is_null() || value.is_array();
+  for (size_t i = 0; valid && i < value.size(); ++i) {
+    valid = value[i].is_number();
+    if (valid) numbers.push_back(value[i].get<double>());
+  }
+  if (!valid) Refuse(key, value, "a list of numbers");
+  return numbers;
 }
 
 Json Fields::Take(const std::string& key) {

@@ -33,6 +33,7 @@ class Fields {
   double Real(const std::string& key, double absent);
   bool Bool(const std::string& key, bool absent);
   std::string Text(const std::string& key, const std::string& absent);
+  std::vector<double> Reals(const std::string& key);  // a list; empty if it is missing
   Json Take(const std::string& key);
   // Takes an object's fields, or nothing where it is missing.
   std::optional<Fields> Object(const std::string& key);

@@ -1,7 +1,9 @@
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <variant>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/json.h"
 #include "burst/base/status.h"
@@ -13,8 +15,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json Scaling(const RopeScaling& scaling) {
-  Json json = {{"rope_type", Name(scaling.kind)}, {"factor", scaling.factor}};
+Json Scaling(const RopeForms& forms, const RopeScaling& scaling) {
+  const auto form =
+      absl::c_find_if(forms.types, [&](const auto& f) { return f.second == scaling.kind; });
+  Json json = {{"rope_type", form == forms.types.end() ? Name(scaling.kind) : form->first},
+               {"factor", scaling.factor}};
   switch (scaling.kind) {
     case RopeScaling::Kind::kNone:
       return Json();
@@ -28,11 +33,24 @@ Json Scaling(const RopeScaling& scaling) {
       json["beta_fast"] = scaling.fast;
       json["beta_slow"] = scaling.slow;
       json["truncate"] = scaling.whole;
-      if (scaling.amplitude > 0) json["attention_factor"] = scaling.amplitude;
+      break;
+    case RopeScaling::Kind::kLongRope:
+      json["short_factor"] = scaling.short_factors;
+      json["long_factor"] = scaling.long_factors;
       break;
   }
+  if (scaling.amplitude > 0) json["attention_factor"] = scaling.amplitude;
   json["original_max_position_embeddings"] = scaling.first_context;
   return json;
+}
+
+// Returns the smallest factor by which transformers computes this number of channels.
+double PartialFactor(const ModelConfig& model) {
+  const double channels = static_cast<double>(model.rope_channels);
+  const double all = static_cast<double>(model.head_dim);
+  double factor = channels / all;
+  while (std::floor(all * factor) < channels) factor = std::nextafter(factor, 1);
+  return factor;
 }
 
 Json ValueOf(const PropertyField& field, const ModelConfig& model) {
@@ -48,7 +66,15 @@ Json Write(const HuggingFaceFamily& family, const HuggingFaceConfig& config) {
   for (const PropertyField& field : family.properties) json[field.key] = ValueOf(field, model);
   for (const FixedField& fixed : family.fixed) json[fixed.key] = fixed.values[0];
   for (const auto& [key, rate] : family.rates) json[key] = model.*rate;
-  if (family.base.family != Family::kGpt2) json["rope_scaling"] = Scaling(model.rope_scaling);
+  if (family.base.family != Family::kGpt2) {
+    json["rope_scaling"] = Scaling(family.rope, model.rope_scaling);
+  }
+  if (family.rope.partial && model.rope_channels > 0) {
+    json["partial_rotary_factor"] = PartialFactor(model);
+  }
+  if (family.rope.first_context > 0 && model.rope_scaling.first_context > 0) {
+    json["original_max_position_embeddings"] = model.rope_scaling.first_context;
+  }
   // If layers differ, layer_types says that no layer has a window.
   if (family.read_window != nullptr && (config.window > 0 || !family.layers_differ)) {
     json["sliding_window"] = config.window > 0 ? Json(config.window) : Json();
@@ -116,13 +142,16 @@ absl::StatusOr<std::string> WithContext(absl::string_view json, int64_t context)
   constexpr char kFirst[] = "original_max_position_embeddings";
   BURST_ASSIGN_OR_RETURN(Json object, ParseJson<Json>(json));
   BURST_ASSIGN_OR_RETURN(const HuggingFaceConfig before, ParseHuggingFaceConfig(json));
-  const int64_t first = before.model.rope_scaling.first_context;
+  const RopeScaling& scaling = before.model.rope_scaling;
+  const int64_t first = scaling.first_context;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (first == 0 || !object.contains(key) || !object[key].is_object()) continue;
     Json& all = object[key];
     Json& rope = all.contains("full_attention") ? all["full_attention"] : all;
     // A reader takes max_position_embeddings where this field is missing.
     if (!rope.contains(kFirst)) rope[kFirst] = first;
+    // longrope's factor would follow from the new context.
+    if (!rope.contains("factor")) rope["factor"] = scaling.factor;
   }
   object[kContext] = context;
   return absl::StrCat(object.dump(2, ' ', false, Json::error_handler_t::replace), "\n");

@@ -25,7 +25,7 @@ int Main(int argc, char** argv) {
   options.AddShared(TrainOptions(&train), "ignore_fields");
   const std::string help = options.Help(
       "Makes a checkpoint of a Hugging Face directory (config.json and *.safetensors of a Llama,\n"
-      "Mistral, Phi-3, Qwen2, Qwen3 or GPT-2), with float32 weights.\n\n"
+      "Mistral, Phi-3, Qwen2, Qwen3, OLMo 2, Gemma or GPT-2), with float32 weights.\n\n"
       "  bazel run //train:import -- DIRECTORY --out=FOLDER\n"
       "  bazel run //train -- --model=FOLDER          a run that starts from it\n");
   if (PrintHelpOrVersion(argc, argv, help)) return 0;

@@ -77,9 +77,10 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
 // most 256 frequencies.
 void RopeCosSin(const Tensor& positions, const std::vector<double>& frequencies, double amplitude,
                 const Tensor& cos, const Tensor& sin);
-// y = x turned by sign * angle, heads behind the first `rotated` copied. x, y: [tokens..., heads,
-// 2 half]; cos, sin: [tokens, half] of x's accumulator type. y_amax, unless null, becomes the
-// largest magnitude of y, which is bfloat16 then: [1] float32.
+// y = x, whose first 2 half channels are turned by sign * angle in the first `rotated` heads.
+// x, y: [tokens..., heads, head_dim], head_dim even and at least 2 half. cos, sin: [tokens, half]
+// of x's accumulator type. y_amax, unless null, becomes the largest magnitude of y, which is
+// bfloat16 then: [1] float32.
 void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotated, double sign,
                 const Tensor& y, const Tensor& y_amax);
 

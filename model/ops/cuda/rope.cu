@@ -28,15 +28,17 @@ __global__ void RopeCosSinKernel(int64_t n, int half, const int32_t* __restrict_
   }
 }
 
-// A thread rotates the same N channels of kHeads heads of a token, so that it reads their angles
-// once.
+// A thread takes the same N pairs of channels of kHeads heads of a token, so that it reads their
+// angles once. The pairs behind `half` do not turn; they are two halves of the channels behind
+// 2 half.
 constexpr int kHeads = 2;
 
 template <typename T>
 struct RotateArgs {
   using A = Accumulator<T>;
   int64_t tokens;
-  int heads, rotated, half;
+  int heads, rotated;
+  int half, pairs;  // pairs of channels that turn, and all pairs of a head
   A sign;
   const T* x;
   const A *cosines, *sines;
@@ -44,31 +46,34 @@ struct RotateArgs {
   uint32_t* y_amax;  // null: not computed; for T = bf16
 };
 
-// Computes y1 = x1 cos - sign x2 sin and y2 = x2 cos + sign x1 sin; x1, x2 are the halves of a
-// head. Returns the magnitude bits of the largest result, or 0 if it is not needed.
+// Computes y1 = x1 cos - sign x2 sin and y2 = x2 cos + sign x1 sin; x1, x2 are the halves of the
+// channels that turn. Returns the magnitude bits of the largest result, or 0 if it is not needed.
 template <typename T, int N>
 __device__ inline uint32_t Rotate(const RotateArgs<T>& args) {
   using A = Accumulator<T>;
-  const int heads = args.heads, rotated = args.rotated, half = args.half;
-  const uint32_t vecs = half / N, per_token = vecs * ((heads + kHeads - 1) / kHeads);
+  const int heads = args.heads, half = args.half, pairs = args.pairs;
+  const uint32_t vecs = pairs / N, per_token = vecs * ((heads + kHeads - 1) / kHeads);
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x, token = index / per_token;
   if (token >= args.tokens) return 0;
   const uint32_t rest = index - token * per_token;
-  const int channel = rest % vecs * N, first_head = rest / vecs * kHeads;
+  const int pair = rest % vecs * N, first_head = rest / vecs * kHeads;
+  const bool turns = pair < half;
+  const int rotated = turns ? args.rotated : 0;  // of this thread's channels
 
-  const int64_t at = (token * int64_t{heads} + first_head) * 2 * half + channel;
+  const int channel = turns ? pair : pair + half, apart = turns ? half : pairs - half;
+  const int64_t at = (token * int64_t{heads} + first_head) * 2 * pairs + channel;
   Words<T, N> x1[kHeads], x2[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     if (first_head + h >= heads) break;
-    x1[h] = Load<N>(args.x + at + h * 2 * half);
-    x2[h] = Load<N>(args.x + at + h * 2 * half + half);
+    x1[h] = Load<N>(args.x + at + h * 2 * pairs);
+    x2[h] = Load<N>(args.x + at + h * 2 * pairs + apart);
   }
   uint32_t most = 0;
   A cosine[N], sine[N];
   if (first_head < rotated) {
-    LoadNumbers<N>(args.cosines + token * int64_t{half} + channel, cosine);
-    LoadNumbers<N>(args.sines + token * int64_t{half} + channel, sine);
+    LoadNumbers<N>(args.cosines + token * int64_t{half} + pair, cosine);
+    LoadNumbers<N>(args.sines + token * int64_t{half} + pair, sine);
 #pragma unroll
     for (int j = 0; j < N; ++j) sine[j] *= args.sign;
   }
@@ -89,8 +94,8 @@ __device__ inline uint32_t Rotate(const RotateArgs<T>& args) {
     if constexpr (std::is_same_v<T, bf16>) {
       if (args.y_amax != nullptr) most = max(most, max(MagnitudeBits(x1[h]), MagnitudeBits(x2[h])));
     }
-    Store(x1[h], args.y + at + h * 2 * half);
-    Store(x2[h], args.y + at + h * 2 * half + half);
+    Store(x1[h], args.y + at + h * 2 * pairs);
+    Store(x2[h], args.y + at + h * 2 * pairs + apart);
   }
   return most;
 }
@@ -107,7 +112,7 @@ void RopeCosSin(const Tensor& positions, const std::vector<double>& frequencies,
                 const Tensor& cos, const Tensor& sin) {
   const int64_t n = cos.numel();
   const int half = static_cast<int>(frequencies.size());
-  BURST_CHECK_LE(half, kMaxHalf) << "rope for heads of at most 512 channels";
+  BURST_CHECK_LE(half, kMaxHalf) << "rope for at most 512 channels of a head";
   if (n == 0) return;
   Angles arg = {};
   std::copy(frequencies.begin(), frequencies.end(), arg.frequencies);
@@ -123,23 +128,24 @@ void RopeCosSin(const Tensor& positions, const std::vector<double>& frequencies,
 
 void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotated, double sign,
                 const Tensor& y, const Tensor& y_amax) {
-  const int64_t tokens = cos.dim(0), half = cos.dim(1), heads = x.dim(-2);
+  const int64_t tokens = cos.dim(0), half = cos.dim(1), heads = x.dim(-2), pairs = x.dim(-1) / 2;
   if (!y_amax.null()) {
     BURST_CHECK(y.dtype() == DType::kBFloat16);
     y_amax.Fill(0);
   }
   if (x.numel() == 0) return;
-  const bool vectorized = FitsVectors(half, {x, y});
+  const bool vectorized = FitsVectors(half, {x, y}) && FitsVectors(pairs, {x, y});
   DispatchVectors(x.dtype(), vectorized, [&](auto zero, auto vec_size) {
     using T = decltype(zero);
     using A = Accumulator<T>;
     constexpr int N = decltype(vec_size)::value;
-    const int64_t threads = tokens * (half / N) * ((heads + kHeads - 1) / kHeads);
+    const int64_t threads = tokens * (pairs / N) * ((heads + kHeads - 1) / kHeads);
     const RotateArgs<T> args = {
         tokens,
         static_cast<int>(heads),
         static_cast<int>(rotated),
         static_cast<int>(half),
+        static_cast<int>(pairs),
         static_cast<A>(sign),
         Data<T>(x),
         Data<A>(cos),

@@ -275,8 +275,12 @@ TEST(NormalizationFloat8, RoundsByTheBoundOfItsWeights) {
 
 // The gradients of a normalization and of RoPE come with their largest magnitudes, until something
 // is added to them.
-TEST(GradientAmax, IsTheGradientsOrNull) {
-  const Shape shape = {2, 75, 5, 16};
+// 8 frequencies turn 16 channels of a head.
+class GradientAmax : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(HeadDims, GradientAmax, testing::Values(16, 24));
+
+TEST_P(GradientAmax, IsTheGradientsOrNull) {
+  const Shape shape = {2, 75, 5, GetParam()};
   auto table = std::make_shared<RopeTable>();
   table->cos = RandomTensor({150, 8}, 1).To(DType::kFloat32).To(DeviceType::kCuda);
   table->sin = RandomTensor({150, 8}, 2).To(DType::kFloat32).To(DeviceType::kCuda);

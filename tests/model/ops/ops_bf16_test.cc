@@ -175,15 +175,19 @@ std::vector<Case> Cases() {
                      },
                      2000});
   }
+  for (const auto& [head_dim, channels] :
+       {std::pair(64, 64), std::pair(128, 128), std::pair(12, 12), std::pair(128, 96),
+        std::pair(64, 24), std::pair(12, 8)}) {
+    cases.push_back(
+        {"rope/" + std::to_string(head_dim) + "/" + std::to_string(channels),
+         {{{2, 21, 7, head_dim}}},
+         [channels = channels](Tape& tape, const std::vector<Variable>& in, DeviceType device) {
+           const auto table = MakeRopeTable(Ids(42, 5000, {2, 21}, device),
+                                            MakeRopeAngles(channels, 1e4), in[0].value().dtype());
+           return Rope(tape, in[0], table, 5);
+         }});
+  }
   for (const int64_t head_dim : {64, 128, 12}) {
-    cases.push_back({"rope/" + std::to_string(head_dim),
-                     {{{2, 21, 7, head_dim}}},
-                     [head_dim](Tape& tape, const std::vector<Variable>& in, DeviceType device) {
-                       const auto table =
-                           MakeRopeTable(Ids(42, 5000, {2, 21}, device),
-                                         MakeRopeAngles(head_dim, 1e4), in[0].value().dtype());
-                       return Rope(tape, in[0], table, 5);
-                     }});
     cases.push_back({"rmsnorm_heads/" + std::to_string(head_dim),
                      {{{2, 21, 7, head_dim}}, {{head_dim}, true}, {{head_dim}, true}},
                      [](Tape& tape, const std::vector<Variable>& in, DeviceType) {

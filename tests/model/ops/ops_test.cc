@@ -150,22 +150,23 @@ TEST(Normalization, SameBitsForAnyNumberOfThreads) {
 
 // --- rope -------------------------------------------------------------------------------------
 
-class RopeTest : public testing::TestWithParam<int> {};  // the parameter is a head's channels
+// The parameters are a head's channels, and how many of them turn.
+class RopeTest : public testing::TestWithParam<std::pair<int, int>> {};
 
 TEST_P(RopeTest, ValuesAndGradients) {
-  const int64_t heads = 3, head_dim = GetParam();
+  const int64_t heads = 3, head_dim = GetParam().first, channels = GetParam().second;
   const std::vector<int32_t> positions = {0, 1, 5, 6, 0, 70000};
   const Variable x = Leaf(RandomTensor({2, 3, heads, head_dim}, 1));
   const auto table =
-      MakeRopeTable(Ints(positions, {2, 3}), MakeRopeAngles(head_dim, 10000), DType::kFloat64);
+      MakeRopeTable(Ints(positions, {2, 3}), MakeRopeAngles(channels, 10000), DType::kFloat64);
   const Values in = ValuesOf(x);
   Values expected = in;
   const int64_t rotated = 2;  // the third head is copied
   for (int64_t t = 0; t < 6; ++t) {
     for (int64_t h = 0; h < rotated; ++h) {
-      for (int64_t i = 0; i < head_dim / 2; ++i) {
-        const double angle = positions[t] * std::pow(10000.0, -2.0 * i / head_dim);
-        const int64_t first = (t * heads + h) * head_dim + i, second = first + head_dim / 2;
+      for (int64_t i = 0; i < channels / 2; ++i) {
+        const double angle = positions[t] * std::pow(10000.0, -2.0 * i / channels);
+        const int64_t first = (t * heads + h) * head_dim + i, second = first + channels / 2;
         const double a = in[first], b = in[second];
         expected[first] = a * std::cos(angle) - b * std::sin(angle);
         expected[second] = b * std::cos(angle) + a * std::sin(angle);
@@ -181,7 +182,10 @@ TEST_P(RopeTest, ValuesAndGradients) {
                  [&](Tape& tape) -> std::vector<Variable> { return {Rope(tape, x, table)}; });
 }
 
-INSTANTIATE_TEST_SUITE_P(HeadDims, RopeTest, testing::Values(6, 8));
+// Vectors have 2 numbers of float64.
+INSTANTIATE_TEST_SUITE_P(HeadDims, RopeTest,
+                         testing::Values(std::pair(6, 6), std::pair(8, 8), std::pair(8, 6),
+                                         std::pair(16, 4), std::pair(16, 12), std::pair(6, 4)));
 
 // With theta 100, the six channel pairs of a head of 12 make 64 / (2 pi) 100^(-i / 6) turns in 64
 // tokens: 10.2, 4.7, 2.2, 1.02, 0.47 and 0.22.

@@ -7,8 +7,8 @@ namespace burst {
 
 const std::vector<HuggingFaceFamily>& HuggingFaceFamilies() {
   static const auto* families = new std::vector<HuggingFaceFamily>{
-      LlamaFamily(), MistralFamily(), Qwen2Family(),  Qwen3Family(), Phi3Family(),
-      Olmo2Family(), Gemma2Family(),  Gemma3Family(), Gpt2Family()};
+      LlamaFamily(), MistralFamily(), Qwen2Family(),  Qwen3Family(),  Phi3Family(),
+      Olmo2Family(), GemmaFamily(),   Gemma2Family(), Gemma3Family(), Gpt2Family()};
   return *families;
 }
 

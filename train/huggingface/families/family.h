@@ -48,6 +48,21 @@ struct TensorNames {
   std::vector<std::string> computed = {};
 };
 
+// The RoPE that a family may have.
+struct RopeForms {
+  // The names of rope_type, of which the first one of a kind is written.
+  std::vector<std::pair<const char*, RopeScaling::Kind>> types = {
+      {"default", RopeScaling::Kind::kNone},
+      {"linear", RopeScaling::Kind::kLinear},
+      {"llama3", RopeScaling::Kind::kLlama3},
+      {"yarn", RopeScaling::Kind::kYarn},
+      {"longrope", RopeScaling::Kind::kLongRope}};
+  bool partial = false;  // partial_rotary_factor may be less than 1
+  // Above 0: original_max_position_embeddings is a field of the model, and this where it is
+  // missing.
+  int64_t first_context = 0;
+};
+
 struct HuggingFaceFamily {
   std::string type;          // model_type
   std::string architecture;  // the one of `architectures`
@@ -58,6 +73,7 @@ struct HuggingFaceFamily {
   std::vector<const char*> ignored = {};  // fields that change nothing in this family
   // Rates of dropout, which are written and not read: a fine-tuning run has its own.
   std::vector<std::pair<const char*, double ModelConfig::*>> rates = {};
+  RopeForms rope = {};
   bool layers_differ = false;  // layer_types may name both kinds of attention
   // Reads the window, and if layer_types is missing, which layers do not have it. Null: no layer
   // has a window.
@@ -83,6 +99,7 @@ HuggingFaceFamily Phi3Family();
 HuggingFaceFamily Qwen2Family();
 HuggingFaceFamily Qwen3Family();
 HuggingFaceFamily Olmo2Family();
+HuggingFaceFamily GemmaFamily();
 HuggingFaceFamily Gemma2Family();
 HuggingFaceFamily Gemma3Family();
 HuggingFaceFamily Gpt2Family();

@@ -1,5 +1,6 @@
-// Gemma 2 (arXiv 2408.00118) and the text models of Gemma 3 (arXiv 2503.19786): normalization
-// before and after the branches, GEGLU, scaled embeddings, and a window in most layers.
+// Gemma (arXiv 2403.08295): GEGLU and scaled embeddings. Gemma 2 (arXiv 2408.00118) and the text
+// models of Gemma 3 (arXiv 2503.19786): also normalization before and after the branches, and a
+// window in most layers.
 #include <utility>
 #include <vector>
 
@@ -29,18 +30,24 @@ void WriteGemma(const HuggingFaceConfig& config, nlohmann::ordered_json* json) {
 HuggingFaceFamily GemmaLike() {
   using M = ModelConfig;
   HuggingFaceFamily family = LlamaLike();
-  family.base.norm_position = NormPosition::kBoth;
   family.base.unit_offset_norms = true;
   family.base.gate = Gate::kGelu;
   family.base.scaled_embedding = true;
   family.Set({"num_key_value_heads", &M::kv_heads});
   family.Set({"head_dim", &M::head_dim, 256});
-  family.Set({"query_pre_attn_scalar", &M::score_channels, 256});
   family.Set({"tie_word_embeddings", &M::tied_embeddings, 1});
   family.Set({"attention_bias", &M::qkv_bias, 0});
   family.out_bias_as_qkv = true;
   family.fixed = {{"hidden_activation", {"gelu_pytorch_tanh"}},
                   {"hidden_act", {"gelu_pytorch_tanh"}}};
+  return family;
+}
+
+// Gemma with the layers that later versions have.
+HuggingFaceFamily LaterGemma() {
+  HuggingFaceFamily family = GemmaLike();
+  family.base.norm_position = NormPosition::kBoth;
+  family.Set({"query_pre_attn_scalar", &ModelConfig::score_channels, 256});
   family.layers_differ = true;
   family.tensors.inside["attention_out_norm"] = {"post_attention_layernorm"};
   family.tensors.inside["ffn_norm"] = {"pre_feedforward_layernorm"};
@@ -50,8 +57,17 @@ HuggingFaceFamily GemmaLike() {
 
 }  // namespace
 
-HuggingFaceFamily Gemma2Family() {
+HuggingFaceFamily GemmaFamily() {
   HuggingFaceFamily family = GemmaLike();
+  family.type = "gemma";
+  family.architecture = "GemmaForCausalLM";
+  // The first releases say gelu and mean its tanh form, which transformers computes, too.
+  family.fixed[1].values.push_back("gelu");
+  return family;
+}
+
+HuggingFaceFamily Gemma2Family() {
+  HuggingFaceFamily family = LaterGemma();
   family.type = "gemma2";
   family.architecture = "Gemma2ForCausalLM";
   constexpr bool kNullIsZero = true;
@@ -65,7 +81,7 @@ HuggingFaceFamily Gemma2Family() {
 }
 
 HuggingFaceFamily Gemma3Family() {
-  HuggingFaceFamily family = GemmaLike();
+  HuggingFaceFamily family = LaterGemma();
   family.type = "gemma3_text";
   family.architecture = "Gemma3ForCausalLM";
   family.base.qk_norm = QkNorm::kHead;
