@@ -85,6 +85,21 @@ def kernels_h100():
             "to FA3"], rows
 
 
+def regimes():
+    """Attention in bf16 on an H100 in TFLOP/s, at the power limit (hot) and after pauses (rested).
+
+    cuDNN is called through its own frontend, by the fastest plan. Only "ours" and cuDNN's fixed order repeat bits."""
+    rows = []
+    for row in load("attention_regimes_h100")["rows"]:
+        rates = row["tflops"]
+        rows.append([row["pass"], "%d x %s, %d on %d, D=%d, %s" % (row["batch"], number(row["tokens"]), row["heads"],
+                                                                   row["kv_heads"], row["head_dim"], row["mask"]),
+                     row["regime"], number(rates["ours"]), number(rates.get("ours free")), number(rates["fa3"]),
+                     number(rates["cudnn"]), number(rates["cudnn frontend"]),
+                     number(rates.get("cudnn frontend fixed order"))])
+    return ["pass", "shape", "regime", "ours", "ours, free", "FA3", "cuDNN by PyTorch", "cuDNN", "cuDNN, fixed order"], rows
+
+
 def masks():
     """Masks from PyTorch, one H200, against our causal mask and compiled FlexAttention.
 

@@ -4,7 +4,7 @@ The pages of render.py show some of the tables; render.py --show prints any of t
 
 from cells import NONE, number, ratio
 from kernel_tables import (ampere, few_queries, float16, fp8, fp8_errors, kernels, kernels_all, kernels_grouped,
-                           kernels_h100, masks, sinks)
+                           kernels_h100, regimes, masks, sinks)
 from results import LLAMA_8B, backward_h200, forward_h200, load, long_steps, one, ring_rows, shape
 
 
@@ -166,16 +166,18 @@ def exact():
 
 
 def generation():
-    """Generation by the shape of Llama 3.1 8B in bf16, after a prompt of 131,072 tokens."""
+    """Generation by the shape of Llama 3.1 8B in bf16, after a prompt."""
     rows = []
     run = [run for run in load("scaling_2_h200")["runs"] if run.get("experiment") == "generation"]
     for row in run[0]["rows"]:
-        rows.append(["%d H200" % row["ranks"], "1", number(row["first_ms"] / 1000, 1), number(row["token_ms"], 1),
+        rows.append(["%d H200" % row["ranks"], "1", "131,072", number(row["first_ms"] / 1000, 1), number(row["token_ms"], 1),
                      number(row["cache_mib_per_rank"] / 1024), number(row["gb_per_second_per_rank"] / 1000, 2)])
-    row = load("generation_2_h100")["rows"][0]
-    rows.append(["2 H100", number(row["batch"]), number(row["first_token_ms"] / 1000, 1), number(row["token_ms"], 1),
-                 number(row["cache_mib_a_gpu"] / 1024), number(row["gb_per_second_a_gpu"] / 1000, 2)])
-    return ["GPUs", "sequences", "first token, s", "a later token, ms", "K and V, GiB a GPU", "read, TB/s a GPU"], rows
+    for gpus, file in (("2 H100", "generation_2_h100"), ("4 H200", "generation_4_h200")):
+        row = load(file)["rows"][0]
+        rows.append([gpus, number(row["batch"]), number(row["tokens"]), number(row["first_token_ms"] / 1000, 1),
+                     number(row["token_ms"], 1), number(row["cache_mib_a_gpu"] / 1024),
+                     number(row["gb_per_second_a_gpu"] / 1000, 2)])
+    return ["GPUs", "sequences", "prompt, tokens", "first token, s", "a later token, ms", "K and V, GiB a GPU", "read, TB/s a GPU"], rows
 
 
 def cpu():
@@ -374,7 +376,7 @@ def headline():
 
 TABLES = {function.__name__: function for function in (
     training, float8_steps, float8_long, float8_layers, float8_losses, float8_recipes, long_training, published, kernels, kernels_all,
-    kernels_grouped, kernels_h100, masks, fp8, fp8_errors, few_queries, float16, sinks, ampere, dense, ops, ring,
+    kernels_grouped, kernels_h100, regimes, masks, fp8, fp8_errors, few_queries, float16, sinks, ampere, dense, ops, ring,
     strategies, nccl, documents, balance, memory_options, recompute, data_parallel, convergence, saves, context, losses, exact,
     generation, cpu, cpu_attention, cpu_pytorch, cpu_ring, processes, pytorch, headline)}
 
