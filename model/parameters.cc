@@ -259,36 +259,11 @@ Tensor ParameterList::Values(int unit) const {
 
 Tensor ParameterList::Masters(int index) const {
   const ParameterPiece piece = PieceOf(index, sharding_.rank);
-  return masters_.null() ? OwnValue(index) : masters_.Slice(0, piece.at, piece.length);
-}
-
-Tensor ParameterList::OwnValue(int index) const {
-  const ParameterPiece piece = PieceOf(index, sharding_.rank);
-  const int64_t at = sharding_.stage < 3 ? parameters_[index].offset + piece.begin : piece.at;
-  return values_.Slice(0, at, piece.length);
-}
-
-void ParameterList::set_float8_weights(std::vector<int> weights) {
-  SetAmax(Tensor());
-  float8_weights_ = std::move(weights);
-}
-
-int ParameterList::Float8Slot(int index) const {
-  const auto at = std::find(float8_weights_.begin(), float8_weights_.end(), index);
-  return at == float8_weights_.end() ? -1 : static_cast<int>(at - float8_weights_.begin());
-}
-
-void ParameterList::SetAmax(const Tensor& amax) {
-  BURST_CHECK(amax.null() || amax.numel() == static_cast<int64_t>(float8_weights_.size()));
-  amax_ = amax;
-  int64_t at = 0;
-  for (const int weight : float8_weights_) {
-    parameters_[weight].variable.SetAmax(amax.null() ? Tensor() : amax.Slice(0, at++, 1));
-  }
+  if (!masters_.null()) return masters_.Slice(0, piece.at, piece.length);
+  return values_.Slice(0, parameters_[index].offset + piece.begin, piece.length);
 }
 
 void ParameterList::Set(int index, const Tensor& value) {
-  SetAmax(Tensor());
   const Parameter& parameter = parameters_[index];
   BURST_CHECK(value.shape() == parameter.shape && value.dtype() == master_dtype());
   const Tensor flat = value.Contiguous().View({-1});
@@ -307,7 +282,6 @@ void ParameterList::Set(int index, const Tensor& value) {
 
 Tensor ParameterList::ExchangeValues(const Tensor& values) {
   BURST_CHECK(values.shape() == values_.shape() && values.dtype() == values_.dtype());
-  SetAmax(Tensor());
   for (const Parameter& p : parameters_) {
     if (sharding_.stage == 3) break;  // the variables have no values between passes
     p.variable.ForgetValue();
@@ -389,7 +363,6 @@ std::vector<ShardRange> ParameterList::Ranges(int first, int last) const {
 
 void ParameterList::RoundMasters() {
   if (values_.dtype() == masters().dtype()) return;
-  SetAmax(Tensor());
   for (const Parameter& p : parameters_) {  // one at a time, for masters that are on the host
     const Tensor masters = masters_.Slice(0, p.offset, p.numel());
     values_.Slice(0, p.offset, p.numel()).ConvertFrom(masters.To(device_));

@@ -42,10 +42,7 @@ class Variable {
   const Shape& shape() const { return node_->value.shape(); }
   bool requires_grad() const { return node_->requires_grad; }
   const Tensor& scale() const { return node_->scale; }  // null, but for float8
-  // The value's largest magnitude, [1] float32, where its owner knows it; else null.
-  const Tensor& amax() const { return node_->amax; }
-  void SetAmax(Tensor amax) const { node_->amax = std::move(amax); }
-  DType grad_dtype() const;  // of the contributions to the gradient
+  DType grad_dtype() const;                             // of the contributions to the gradient
 
   // d loss / d value, the shape of value; null() before the first contribution.
   const Tensor& grad() const {
@@ -95,14 +92,11 @@ class Variable {
   // are recomputed before one does. SetValue puts the value back.
   void ForgetValue() const;
   void SetValue(Tensor value) const;
-  // Puts a bfloat16 parameter's value back in float8, with its scale (InFloat8).
-  void SetFloat8Value(Tensor value, Tensor scale) const;
 
  private:
   struct Node {
     Tensor value;
     Tensor scale;
-    Tensor amax;
     Tensor grad;
     Tensor grad_amax;
     bool requires_grad = false;

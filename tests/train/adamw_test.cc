@@ -113,21 +113,6 @@ TEST(AdamW, SameBitsForAnyNumberOfThreads) {
   for (const int threads : {2, 3, 5, 8}) EXPECT_EQ(update(threads), update(1)) << threads;
 }
 
-// Returns the parts of a state that end at `ends`. compute may be null.
-std::vector<AdamW::Part> PartsOf(const Tensor& p, const Tensor& compute, const Tensor& g,
-                                 const std::vector<int64_t>& ends) {
-  std::vector<AdamW::Part> parts;
-  int64_t begin = 0;
-  for (const int64_t end : ends) {
-    const auto part = [&](const Tensor& all) {
-      return all.null() ? all : all.Slice(0, begin, end - begin);
-    };
-    parts.push_back({part(p), part(compute), part(g)});
-    begin = end;
-  }
-  return parts;
-}
-
 // Parts have any sizes, each with another decay, and bounds across them.
 TEST(AdamW, PartsAreUpdatedAsTheWhole) {
   const int64_t n = 40000;
@@ -136,7 +121,13 @@ TEST(AdamW, PartsAreUpdatedAsTheWhole) {
     const Tensor p = ToTensor<float>(Random(n, 0)), g = ToTensor<float>(Random(n, 1));
     const Tensor compute = Tensor::Zeros({n}, DType::kBFloat16, kTestDevice);
     AdamW optimizer({0.9, 0.95, 1e-8, 0.1}, n, DType::kFloat32, decay, kTestDevice);
-    const std::vector<AdamW::Part> parts = PartsOf(p, compute, g, ends);
+    std::vector<AdamW::Part> parts;
+    int64_t begin = 0;
+    for (const int64_t end : ends) {
+      const auto part = [&](const Tensor& all) { return all.Slice(0, begin, end - begin); };
+      parts.push_back({part(p), part(compute), part(g)});
+      begin = end;
+    }
     for (int step = 0; step < 2; ++step)
       EXPECT_TRUE(optimizer.Step(parts, LossAndNorm(1, 2), 1, 1e-2).ok());
     EXPECT_EQ(optimizer.updates(), 2);
@@ -167,10 +158,17 @@ TEST(AdamW, StateInTheHostsMemoryTakesTheSameSteps) {
       std::vector<std::vector<float>> results;
       for (int step = 0; step < 3; ++step) {
         const Tensor g = ToTensor<float>(Random(n, step + 1));
-        EXPECT_TRUE(optimizer
-                        .Step(PartsOf(p, compute, g, ends),
-                              LossAndNorm(steps[step][0], steps[step][1]), 1, 1e-2)
-                        .ok());
+        std::vector<AdamW::Part> parts;
+        int64_t begin = 0;
+        for (const int64_t end : ends) {
+          const auto part = [&](const Tensor& all) {
+            return all.null() ? all : all.Slice(0, begin, end - begin);
+          };
+          parts.push_back({part(p), part(compute), part(g)});
+          begin = end;
+        }
+        EXPECT_TRUE(
+            optimizer.Step(parts, LossAndNorm(steps[step][0], steps[step][1]), 1, 1e-2).ok());
         SynchronizeDevice(kTestDevice);
         results.push_back(p.ToVector<float>());
         if (rounds) results.push_back(compute.ToVector<float>());
@@ -273,50 +271,6 @@ TEST(AdamW, DecayRangesAreExact) {
           .ok());
   const std::vector<double> actual = p.ToVector<double>();
   for (int64_t i = 0; i < n; ++i) ASSERT_DOUBLE_EQ(actual[i], expected[i]) << i;
-}
-
-// Ranges are long and short, with gaps and without, and begin anywhere in a block and in a vector.
-// Some keep no magnitude. Parts are not aligned, or end within a vector.
-TEST(AdamW, FindsTheLargestMagnitudesOfRanges) {
-  if (kTestDevice == DeviceType::kCpu) GTEST_SKIP() << "on GPUs only";
-  const int64_t n = 40003;
-  const std::vector<DecayRange> decay = {{0, 77, 2},        {77, 16385, 0},    {16385, 16389, -1},
-                                         {20001, 24001},    {24001, 24002, 3}, {24002, 35003, 1},
-                                         {35003, 35007, 4}, {39999, n, 5}};
-  for (const std::vector<int64_t>& ends :
-       {std::vector<int64_t>{n}, {64, 64, 16384, 20032, n}, {1, 78, 20000, 20003, n}}) {
-    for (const int64_t streamed : {0, 4096}) {
-      const Tensor p = streamed > 0 ? Tensor::ZerosOnHost({n}, DType::kFloat32, kTestDevice)
-                                    : Tensor::Zeros({n}, DType::kFloat32, kTestDevice);
-      p.CopyFrom(ToTensor<float>(Random(n, 0)));
-      const Tensor compute = Tensor::Zeros({n}, DType::kBFloat16, kTestDevice);
-      const Tensor amax = ToTensor<float>({9, 9, 9, 9, 9, 9, 9});
-      AdamW optimizer({0.9, 0.95, 1e-8, 0.1}, n, DType::kFloat32, decay, kTestDevice, streamed);
-      const Tensor without = ToTensor<float>(Random(n, 0));
-      AdamW finds_nothing({0.9, 0.95, 1e-8, 0.1}, n, DType::kFloat32, decay, kTestDevice);
-      for (int step = 0; step < 4; ++step) {
-        const Tensor g = ToTensor<float>(Random(n, step + 1));
-        const bool skipped = step == 0 || step == 2;
-        const Tensor loss_and_norm = LossAndNorm(1, skipped ? NAN : 2);
-        const std::vector<float> before = amax.ToVector<float>();
-        const auto parts = PartsOf(p, compute, g, ends);
-        EXPECT_TRUE(optimizer.Step(parts, loss_and_norm, 1, 0.5, amax).ok());
-        EXPECT_TRUE(finds_nothing.Step(without, Tensor(), g, loss_and_norm, 1, 0.5).ok());
-        std::vector<float> expected(7, 0);
-        const std::vector<float> weights = compute.ToVector<float>();
-        for (const DecayRange& range : decay) {
-          if (range.amax < 0) continue;
-          for (int64_t i = range.begin; i < range.end; ++i) {
-            expected[range.amax] = std::max(expected[range.amax], std::fabs(weights[i]));
-          }
-        }
-        EXPECT_EQ(amax.ToVector<float>(), skipped ? before : expected)
-            << "step " << step << ", " << ends.size() << " parts, streamed " << streamed;
-      }
-      SynchronizeDevice(kTestDevice);
-      EXPECT_EQ(p.ToVector<float>(), without.ToVector<float>());
-    }
-  }
 }
 
 TEST(L2Norm, MatchesPlainSumAndDoesNotDependOnThreads) {

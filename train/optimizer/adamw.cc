@@ -134,18 +134,17 @@ class BegunUpdate {
  public:
   BegunUpdate(const cuda::AdamWUpdate& update, DType dtype, const std::vector<DecayRange>& decay,
               const Muon* muon, double average_decay, const Tensor& decay_bounds,
-              const cuda::AdamWAmax& amax, const Tensor& loss_and_norm, const Tensor& updates)
+              const Tensor& loss_and_norm, const Tensor& updates)
       : update_(update),
         decay_(decay),
         muon_(muon),
         average_decay_(average_decay),
         decay_bounds_(decay_bounds),
-        amax_(amax),
         loss_and_norm_(loss_and_norm),
         updates_(updates) {
     if (updates.device() == DeviceType::kCuda) {
       coefficients_ = Tensor::Empty({cuda::kAdamWCoefficients}, dtype, DeviceType::kCuda);
-      BURST_GPU_KERNEL(BeginAdamWStep, update, loss_and_norm, updates, amax, coefficients_);
+      BURST_GPU_KERNEL(BeginAdamWStep, update, loss_and_norm, updates, coefficients_);
       return;
     }
     const double *loss = loss_and_norm.data<double>(), *norm = loss + 1;
@@ -179,7 +178,7 @@ class BegunUpdate {
     const int64_t end = part.offset + part.m.numel();
     if (!coefficients_.null()) {
       ForAdamW(muon_, part.offset, end, [&](int64_t from, int64_t to) {
-        BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_, amax_,
+        BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_,
                          Cut(muon_, part, from, to));
       });
       if (part.average.null()) return;
@@ -207,9 +206,7 @@ class BegunUpdate {
   const std::vector<DecayRange>& decay_;
   const Muon* const muon_;
   const double average_decay_;
-  const Tensor& decay_bounds_;
-  const cuda::AdamWAmax& amax_;
-  const Tensor &loss_and_norm_, &updates_;
+  const Tensor &decay_bounds_, &loss_and_norm_, &updates_;
   Tensor coefficients_;           // for a GPU
   double number_ = 0, norm_ = 0;  // for the CPU; 0 means that no update has begun
 };
@@ -233,17 +230,14 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
   if (streamed > 0) stream_ = std::make_unique<StateStream>(device, streamed);
   int64_t last = 0;
   std::vector<double> bounds;
-  std::vector<int32_t> slots;
   for (const DecayRange& range : decay_) {
     BURST_CHECK(last <= range.begin && range.begin <= range.end && range.end <= numel);
     last = range.end;
     bounds.push_back(static_cast<double>(range.begin));
     bounds.push_back(static_cast<double>(range.end));
-    slots.push_back(range.amax);
   }
   if (device == DeviceType::kCuda) {
     decay_bounds_ = Tensor::FromVector(bounds, {static_cast<int64_t>(bounds.size())}, device);
-    amax_slots_ = Tensor::FromVector(slots, {static_cast<int64_t>(slots.size())}, device);
   }
 }
 
@@ -285,9 +279,8 @@ void AdamW::CheckParts(absl::Span<const Part> parts) const {
 }
 
 absl::Status AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip,
-                         double lr, const Tensor& amax) {
+                         double lr) {
   CheckParts(parts);
-  BURST_CHECK(amax.null() || (device_ == DeviceType::kCuda && muon_ == nullptr));
   BURST_CHECK(loss_and_norm.numel() == 2 && loss_and_norm.dtype() == DType::kFloat64 &&
               loss_and_norm.device() == device_);
   cuda::AdamWUpdate numbers;
@@ -306,9 +299,8 @@ absl::Status AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_no
                           average_.null() ? Tensor() : average_.Slice(0, offset, n)});
     offset += n;
   }
-  const cuda::AdamWAmax largest{amax_slots_, amax};
   const BegunUpdate update(numbers, m_.dtype(), decay_, muon_.get(), average_decay_, decay_bounds_,
-                           largest, loss_and_norm, updates_);
+                           loss_and_norm, updates_);
   const auto apply = [&](const cuda::AdamWPart& part) { update.Apply(part); };
   BURST_RETURN_IF_ERROR(update.ApplyMuon(with_state));
   if (stream_ != nullptr) {

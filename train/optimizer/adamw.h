@@ -26,7 +26,6 @@ struct AdamWOptions {
 struct DecayRange {
   int64_t begin = 0;
   int64_t end = 0;
-  int amax = -1;  // where an update leaves its largest magnitude (AdamW::Step); -1: nowhere
 };
 
 // The prefix of averaged weights in a checkpoint.
@@ -50,8 +49,6 @@ class AdamW {
         std::unique_ptr<Muon> muon = nullptr);
   ~AdamW();
 
-  bool uses_muon() const { return muon_ != nullptr; }
-
   // Keeps an average of the weights p from here on: after an update it becomes
   // decay average + (1 - decay) p, and p after the first one. Not with streamed state.
   void KeepAverage(double decay);
@@ -67,11 +64,8 @@ class AdamW {
   // is updated in the same way, whatever the parts. loss_and_norm: [2] float64, on the same device:
   // unless both are finite, nothing changes, and no update is counted. Collective in the ranks of
   // Muon, whose errors it returns.
-  //
-  // amax: null, or on a GPU float32, without Muon. Its element DecayRange::amax becomes the largest
-  // magnitude of `compute` in that range.
   absl::Status Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip,
-                    double lr, const Tensor& amax = {});
+                    double lr);
   absl::Status Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
                     const Tensor& loss_and_norm, double clip, double lr);
 
@@ -108,7 +102,6 @@ class AdamW {
   Tensor m_, v_;
   Tensor updates_;       // [1] float64, exact to 2^53: the host does not know which steps made one
   Tensor decay_bounds_;  // of a GPU: begin, end, begin, end... likewise
-  Tensor amax_slots_;    // of a GPU: DecayRange::amax, int32
   std::unique_ptr<StateStream> stream_;  // null: everything is on the device
 };
 

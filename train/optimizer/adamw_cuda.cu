@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "burst/tensor/dispatch.cuh"
-#include "model/ops/cuda/float8.cuh"
 #include "train/optimizer/adamw_cuda.h"
 
 namespace burst {
@@ -51,15 +50,12 @@ struct Coefficients {
 
 static_assert(offsetof(Coefficients<float>, grad_scale) == kGradScale * sizeof(float));
 
-// Runs on one block: counts the update, unless loss or norm is not finite, and computes its
-// coefficients. The largest magnitudes, `count` of them, become 0.
+// Runs on one thread: counts the update, unless loss or norm is not finite, and computes its
+// coefficients.
 template <typename T>
 __global__ void BeginUpdateKernel(AdamWUpdate update, const double* __restrict__ loss_and_norm,
-                                  double* updates, Coefficients<T>* coefficients, int64_t count,
-                                  uint32_t* largest) {
+                                  double* updates, Coefficients<T>* coefficients) {
   if (!isfinite(loss_and_norm[0]) || !isfinite(loss_and_norm[1])) return;
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) largest[i] = 0;
-  if (threadIdx.x > 0) return;
   *coefficients = Coefficients<T>(update, ++*updates, loss_and_norm[1]);
 }
 
@@ -77,54 +73,13 @@ __device__ inline int BoundsUpTo(const double* bounds, int count, double at) {
   return low;
 }
 
-// Collects the largest magnitudes of a block's weights, as bits, by range. An element is in the
-// range between two bounds: the number of bounds up to it is odd. A block nearly always has
-// elements between the same bounds, which its threads reduce before they raise the range's number.
-class BlockAmax {
- public:
-  __device__ BlockAmax(const int* slots, uint32_t* largest, int first_bound, int last_bound)
-      : slots_(slots), largest_(largest), bound_(first_bound), same_(first_bound == last_bound) {}
-
-  __device__ void Add(int bound, bf16 weight) {
-    const uint32_t magnitude = MagnitudeBits(ConvertTo<float>(weight));
-    if (same_) {
-      most_ = max(most_, magnitude);
-    } else if (uint32_t* const to = Of(bound); to != nullptr) {
-      atomicMax(to, magnitude);
-    }
-  }
-  // All threads of the block call it.
-  __device__ void Raise() const {
-    uint32_t* const to = Of(bound_);
-    if (!same_ || to == nullptr) return;
-    __shared__ uint32_t of_warps[kThreads / 32];
-    const uint32_t most = __reduce_max_sync(~0u, most_);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = most;
-    __syncthreads();
-    if (threadIdx.x < 32) RaiseAmax(of_warps[threadIdx.x % (kThreads / 32)], to);
-  }
-
- private:
-  __device__ uint32_t* Of(int bound) const {
-    const int slot = bound % 2 == 1 ? slots_[bound / 2] : -1;
-    return slot < 0 ? nullptr : largest_ + slot;
-  }
-
-  const int* const slots_;
-  uint32_t* const largest_;
-  const int bound_;
-  const bool same_;
-  uint32_t most_ = 0;
-};
-
 // Updates a part whose first element is number `offset`, in vectors of N elements. A block takes
 // kThreads kVecsPerThread consecutive vectors, nearly always on one side of the bounds.
-template <typename T, int N, bool kFindsAmax>
+template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     AdamWKernel(int64_t offset, int64_t n, const Coefficients<T>* __restrict__ update,
                 const double* __restrict__ bounds, int num_bounds,
-                const double* __restrict__ loss_and_norm, const int* __restrict__ slots,
-                uint32_t* largest, Flat<T> flat) {
+                const double* __restrict__ loss_and_norm, Flat<T> flat) {
   if (!isfinite(loss_and_norm[0]) || !isfinite(loss_and_norm[1])) return;
   const Coefficients<T> coefficients = *update;
   constexpr int64_t kBlock = int64_t{kThreads} * kVecsPerThread * N;
@@ -137,12 +92,11 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int first_bound = range[0], last_bound = range[1];
-  const auto bound_of = [&](int64_t i) {
+  const auto decays = [&](int64_t i) {
     int bound = first_bound;
     while (bound < last_bound && bounds[bound] <= static_cast<double>(offset + i)) ++bound;
-    return bound;
+    return bound % 2 == 1;
   };
-  BlockAmax amax(slots, largest, first_bound, last_bound);
 
   Vec<T, N> g[kVecsPerThread], p[kVecsPerThread], m[kVecsPerThread], v[kVecsPerThread];
 #pragma unroll
@@ -161,10 +115,8 @@ __global__ void __launch_bounds__(kThreads)
       Vec<bf16, N> compute;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const int bound = bound_of(at + j);
-        coefficients.Update(g[k][j], bound % 2 == 1, &p[k][j], &m[k][j], &v[k][j]);
+        coefficients.Update(g[k][j], decays(at + j), &p[k][j], &m[k][j], &v[k][j]);
         compute[j] = ConvertTo<bf16>(p[k][j]);
-        if constexpr (kFindsAmax) amax.Add(bound, compute[j]);
       }
       *reinterpret_cast<Vec<T, N>*>(flat.masters + at) = p[k];
       *reinterpret_cast<Vec<T, N>*>(flat.m + at) = m[k];
@@ -172,15 +124,11 @@ __global__ void __launch_bounds__(kThreads)
       if (flat.compute != nullptr) *reinterpret_cast<Vec<bf16, N>*>(flat.compute + at) = compute;
     } else {  // the end
       for (int64_t i = at; i < n; ++i) {
-        const int bound = bound_of(i);
-        coefficients.Update(flat.grads[i], bound % 2 == 1, flat.masters + i, flat.m + i,
-                            flat.v + i);
+        coefficients.Update(flat.grads[i], decays(i), flat.masters + i, flat.m + i, flat.v + i);
         if (flat.compute != nullptr) flat.compute[i] = ConvertTo<bf16>(flat.masters[i]);
-        if constexpr (kFindsAmax) amax.Add(bound, flat.compute[i]);
       }
     }
   }
-  if constexpr (kFindsAmax) amax.Raise();
 }
 
 template <typename T>
@@ -260,22 +208,19 @@ __global__ void RootOfSumKernel(int n, const double* __restrict__ sums, double* 
 }  // namespace
 
 void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, const Tensor& updates,
-                    const AdamWAmax& amax, const Tensor& coefficients) {
+                    const Tensor& coefficients) {
   DispatchFloat(coefficients.dtype(), [&](auto zero) {
     using T = decltype(zero);
     static_assert(sizeof(Coefficients<T>) == kAdamWCoefficients * sizeof(T));
-    BeginUpdateKernel<<<1, kThreads, 0, CurrentStream()>>>(
+    BeginUpdateKernel<<<1, 1, 0, CurrentStream()>>>(
         update, Data<double>(loss_and_norm), Data<double>(updates),
-        reinterpret_cast<Coefficients<T>*>(Data<T>(coefficients)),
-        amax.largest.null() ? 0 : amax.largest.numel(), Data<uint32_t>(amax.largest));
+        reinterpret_cast<Coefficients<T>*>(Data<T>(coefficients)));
     BURST_CUDA_CHECK_LAUNCH("BeginAdamWStep");
   });
 }
 
 void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Tensor& loss_and_norm,
-               const AdamWAmax& amax, const AdamWPart& part) {
-  const bool finds_amax = !amax.largest.null();
-  BURST_CHECK(!finds_amax || !part.compute.null());
+               const AdamWPart& part) {
   const int64_t n = part.masters.numel();
   if (n == 0) return;
   const auto launch = [&](auto zero, auto vec_size) {
@@ -284,11 +229,10 @@ void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Ten
     constexpr int64_t kBlock = int64_t{kThreads} * kVecsPerThread * N;
     const Flat<T> flat = {Data<T>(part.grads), Data<T>(part.masters), Data<T>(part.m),
                           Data<T>(part.v), Data<bf16>(part.compute)};
-    const auto kernel = finds_amax ? AdamWKernel<T, N, true> : AdamWKernel<T, N, false>;
-    kernel<<<(n + kBlock - 1) / kBlock, kThreads, 0, CurrentStream()>>>(
+    AdamWKernel<T, N><<<(n + kBlock - 1) / kBlock, kThreads, 0, CurrentStream()>>>(
         part.offset, n, reinterpret_cast<const Coefficients<T>*>(Data<T>(coefficients)),
         Data<double>(decay_bounds), static_cast<int>(decay_bounds.numel()),
-        Data<double>(loss_and_norm), Data<int>(amax.slots), Data<uint32_t>(amax.largest), flat);
+        Data<double>(loss_and_norm), flat);
     BURST_CUDA_CHECK_LAUNCH("AdamWStep");
   };
   DispatchFloat(part.masters.dtype(), [&](auto zero) {

@@ -32,26 +32,18 @@ inline KernelWork WorkOf(const AdamWPart& part) {
   return work;
 }
 
-// Where an update leaves largest magnitudes.
-struct AdamWAmax {
-  Tensor slots;    // [ranges of decay_bounds] int32: an element of `largest`, or -1: none
-  Tensor largest;  // float32; null: nowhere
-};
-
 // Begins an update. Counts it in updates, [1] float64, and computes the coefficients that all parts
-// need: [kAdamWCoefficients] of the masters' dtype. amax.largest becomes 0. loss_and_norm: [2]
-// float64. Unless both are finite, this and AdamWStep do nothing.
+// need: [kAdamWCoefficients] of the masters' dtype. loss_and_norm: [2] float64. Unless both are
+// finite, this and AdamWStep do nothing.
 constexpr int64_t kAdamWCoefficients = 9;
 constexpr int64_t kGradScale = 8;  // the coefficient by which clipping multiplies gradients
 void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, const Tensor& updates,
-                    const AdamWAmax& amax, const Tensor& coefficients);
+                    const Tensor& coefficients);
 
 // Updates one part. decay_bounds: float64, increasing, counted over all parts; may be empty.
-// Weights decay in ranges from its elements 0, 2... up to its elements 1, 3.... amax.largest rises
-// to the largest magnitudes of `compute` in these ranges. It has the same bits in every run,
-// because the order of the elements does not matter.
+// Weights decay from its elements 0, 2... up to its elements 1, 3....
 void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Tensor& loss_and_norm,
-               const AdamWAmax& amax, const AdamWPart& part);
+               const AdamWPart& part);
 
 // Moves the average of weights by an update that BeginAdamWStep counted in updates: decay average +
 // (1 - decay) weights, and weights after update 1. Unless loss and norm are finite, it does

@@ -8,7 +8,7 @@
 //             backward to the last. They are reduced then, each rank keeping its piece, while the
 //             backward continues. So it is after every micro-batch.
 //   stage 3   values have memory only while they are used. They are gathered one unit ahead of the
-//             forward and of the backward. Weights that passes read in e4m3 travel in e4m3.
+//             forward and of the backward.
 //
 // Messages go on Channel::kCollective. If that runs in parallel with the device (NCCL), they are
 // waited for when the next unit begins.
@@ -26,7 +26,6 @@
 #include "burst/tensor/tensor.h"
 #include "model/execution/parameter_use.h"
 #include "model/parameters.h"
-#include "train/optimizer/weight_amax.h"
 
 namespace burst {
 
@@ -37,11 +36,6 @@ class ShardedState : public ParameterUse {
   static absl::StatusOr<std::unique_ptr<ShardedState>> Create(const ParameterList& parameters,
                                                               Communicator* world,
                                                               Communicator* group);
-
-  // The ranks that divide the state.
-  Communicator* ranks() const { return shards_; }
-  // For weights that passes read in e4m3: their magnitudes. Before the first pass.
-  void set_amax(WeightAmax* amax) { amax_ = amax; }
 
   // After an update of the masters and of this rank's pieces of the values: all values follow.
   absl::Status GatherValues();
@@ -67,8 +61,7 @@ class ShardedState : public ParameterUse {
  private:
   // A unit's values while they are here.
   struct Gathered {
-    Tensor values;  // [numel of the unit], of the values' dtype or e4m3; null: they are not
-    Tensor others;  // with e4m3: the parameters that keep the values' dtype
+    Tensor values;  // null: they are not
     bool arrived = false;
     bool lent = false;
   };
@@ -84,12 +77,6 @@ class ShardedState : public ParameterUse {
   absl::Status Connect();
   std::vector<int64_t> Counts(int unit) const;
   absl::Status Gather(int unit);
-  absl::Status GatherInFloat8(int unit);
-  absl::Status GatherOthers(int unit);
-  void Lend(int unit);
-  bool TravelsInFloat8(int unit, int parameter) const;
-  bool HasFloat8(int unit) const;
-  std::vector<int64_t> PlacesOfOthers(int unit) const;
   absl::Status Reduce(int unit, const Tensor& all);
   absl::Status ReduceOverNeighbors(int unit, const Tensor& all);
   absl::Status Wait();
@@ -101,7 +88,6 @@ class ShardedState : public ParameterUse {
   Communicator* shards_ = nullptr;  // the ranks that divide the state
   Communicator* stages_ = nullptr;
   Communicator* tied_ = nullptr;
-  WeightAmax* amax_ = nullptr;
   // With tensor parallelism, by number of neighbors of this rank (ShardRange::reduce_ranks).
   std::map<int, std::unique_ptr<Communicator>> neighbors_;
   std::unique_ptr<Communicator> owned_;

@@ -33,7 +33,7 @@ std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   for (int i = 0; i < parameters.size(); ++i) {
     const ParameterPiece piece = parameters.PieceOf(i, parameters.sharding().rank);
     if (parameters[i].decay && piece.length > 0) {
-      ranges.push_back({piece.at, piece.at + piece.length, parameters.Float8Slot(i)});
+      ranges.push_back({piece.at, piece.at + piece.length});
     }
   }
   std::sort(ranges.begin(), ranges.end(),
@@ -196,11 +196,6 @@ absl::Status RankState::MakeOptimizer() {
     BURST_ASSIGN_OR_RETURN(shards, ShardedState::Create(parameters, stage, tensor.get()));
     if (pipeline != nullptr) shards->set_stages(pipeline->stages(), pipeline->tied());
     model->set_parameter_use(shards.get());
-  }
-  if (!parameters.float8_weights().empty()) {
-    amax = std::make_unique<WeightAmax>(&model->parameters(),
-                                        shards == nullptr ? nullptr : shards->ranks());
-    if (shards != nullptr) shards->set_amax(amax.get());
   }
   std::unique_ptr<Muon> muon;
   if (config.optimizer == OptimizerKind::kMuon) {

@@ -20,7 +20,6 @@
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/gradient_reducer.h"
 #include "train/optimizer/sharded_state.h"
-#include "train/optimizer/weight_amax.h"
 #include "train/pipeline/pipeline.h"
 #include "train/run/setup.h"
 
@@ -58,7 +57,6 @@ struct RankState {
   std::unique_ptr<Pipeline> pipeline;          // null: one stage
   std::unique_ptr<GradientReducer> gradients;  // null if `shards` reduces them
   std::unique_ptr<ShardedState> shards;        // with --zero, else null
-  std::unique_ptr<WeightAmax> amax;            // null: no weight is read in e4m3
   std::unique_ptr<AdamW> optimizer;
 
  private:

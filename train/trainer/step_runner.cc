@@ -172,11 +172,8 @@ absl::Status StepRunner::Update(const Tensor& loss_and_norm, double lr) {
     parts.push_back({parameters.MasterPiece(unit), rounds ? parameters.ValuePiece(unit) : Tensor(),
                      parameters.GradPiece(unit)});
   }
-  const bool finds_amax = rank_.amax != nullptr && !rank_.optimizer->uses_muon();
-  const Tensor amax = finds_amax ? rank_.amax->OwnForUpdate() : Tensor();
-  BURST_RETURN_IF_ERROR(rank_.optimizer->Step(parts, loss_and_norm, config_.clip, lr, amax));
-  if (rank_.shards != nullptr) BURST_RETURN_IF_ERROR(rank_.shards->GatherValues());
-  return rank_.amax == nullptr ? absl::OkStatus() : rank_.amax->AfterUpdate(!amax.null());
+  BURST_RETURN_IF_ERROR(rank_.optimizer->Step(parts, loss_and_norm, config_.clip, lr));
+  return rank_.shards == nullptr ? absl::OkStatus() : rank_.shards->GatherValues();
 }
 
 // The first stage makes the very first and the very last pass, so its span covers every stage.

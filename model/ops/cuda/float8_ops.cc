@@ -22,9 +22,7 @@ namespace {
 
 Tensor Floats(int64_t count) { return Tensor::Empty({count}, DType::kFloat32, DeviceType::kCuda); }
 
-// Returns the largest magnitude of x, which is `known` unless that is null.
-Tensor AmaxOf(const Tensor& x, const Tensor& known = {}) {
-  if (!known.null()) return known;
+Tensor AmaxOf(const Tensor& x) {
   const Tensor amax = Floats(1);
   BURST_GPU_KERNEL(LargestMagnitude, x, amax);
   return amax;
@@ -104,7 +102,8 @@ Float8 RoundGrad(const Variable& y, const Tensor& dy, int64_t cols, bool by_rows
   if (scaling != Scaling::kTensor) {
     return RoundInParts(dy, cols, scaling, RowAmax(dy, cols, scaling), by_rows, by_columns);
   }
-  return Round(dy, cols, AmaxOf(dy, y.grad_amax()), DType::kFloat8E5M2, by_rows, by_columns);
+  const Tensor amax = y.grad_amax().null() ? AmaxOf(dy) : y.grad_amax();
+  return Round(dy, cols, amax, DType::kFloat8E5M2, by_rows, by_columns);
 }
 
 // A factor of a linear layer, x or W: in bfloat16, or in e4m3 by rows with a scale. Its value is
@@ -115,8 +114,7 @@ class Factor {
       : x_(x),
         cols_(cols),
         scaling_(scaling),
-        amax_(scaling == Scaling::kTensor && x.scale().null() ? AmaxOf(x.value(), x.amax())
-                                                              : Tensor()),
+        amax_(scaling == Scaling::kTensor && x.scale().null() ? AmaxOf(x.value()) : Tensor()),
         row_amax_(x.value(), cols, scaling) {
     BURST_CHECK(x.grad_dtype() == DType::kBFloat16 && cols % 16 == 0)
         << "a factor of " << Name(x.grad_dtype()) << " with " << cols << " channels in float8";

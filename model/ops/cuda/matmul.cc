@@ -244,8 +244,6 @@ void MatMul(const MatMulParams& p) {
               !p.c.transposed)
       << "[" << p.a.rows << ", " << p.a.cols << "] x [" << p.b.rows << ", " << p.b.cols << "] -> ["
       << p.c.rows << ", " << p.c.cols << "]";
-  // A rank without tokens multiplies nothing, also by weights in float8.
-  if (p.c.rows == 0 || p.c.cols == 0) return;
   const bool is_float8 = Is8Bit(p.a.dtype);
   const bool to_16_bits = p.c.dtype == DType::kBFloat16 || p.c.dtype == DType::kFloat32;
   if (is_float8) {
@@ -259,6 +257,7 @@ void MatMul(const MatMulParams& p) {
   BURST_CHECK(p.epilogue == Epilogue::kNone || is_float8 || p.a.dtype == DType::kBFloat16);
   BURST_CHECK_EQ(p.epilogue == Epilogue::kNone || p.epilogue == Epilogue::kGeluBackward,
                  p.vector == nullptr);
+  if (p.c.rows == 0 || p.c.cols == 0) return;
   if (p.a.cols == 0) return EmptyGemm(p);
   CurrentContext().Get<Cublas>().Run(p);
 }
