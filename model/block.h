@@ -26,7 +26,7 @@ class SelfAttention {
   // result: [batch, length, width].
   Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual) const;
 
-  // The three steps of Forward, for executions in parts (execution/run_block.h). Project returns
+  // The three steps of Forward, for executions in parts (execution/layer_runner.h). Project returns
   // what attention takes: [batch, length, heads + 2 kv_heads, head_dim].
   Variable Project(const ForwardPass& pass, const Variable& x) const;
   Variable Attend(const ForwardPass& pass, const Variable& qkv) const;
