@@ -83,12 +83,17 @@ class TrainParity : public testing::TestWithParam<Run> {
     return losses;
   }
 
+  // Sums of some thousand products in another order differ by 1e-5 at most, and a wrong sum shows
+  // in the first steps. Later steps amplify differences of rounding, by a factor that depends on
+  // the model and on the machine's vectors.
   static void ExpectEqual(const std::vector<double>& losses, const std::vector<double>& expected) {
+    constexpr size_t kFirstSteps = 10;
     ASSERT_EQ(losses.size(), expected.size());
     double worst = 0;
     for (size_t i = 0; i < losses.size(); ++i) {
       worst = std::max(worst, std::fabs(losses[i] / expected[i] - 1));
-      EXPECT_NEAR(losses[i], expected[i], 1e-5 * expected[i]) << "step " << i + 1;
+      const double bound = i < kFirstSteps ? 1e-5 : 1e-4;
+      EXPECT_NEAR(losses[i], expected[i], bound * expected[i]) << "step " << i + 1;
     }
     testing::Test::RecordProperty("largest_relative_difference", absl::StrCat(worst));
   }
