@@ -87,9 +87,8 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
     BURST_CHECK(some.weight.shape() == Shape({head_dim}) ||
                 some.weight.shape() == Shape({some.count * head_dim}));
     groups.push_back({first, some.count, some.weight, offset, {}});
-    groups.back().rstd =
-        Tensor::Empty({tokens * groups.back().rows(head_dim)},
-                      cuda::AccumulatorDType(x.value().dtype()), x.value().device());
+    groups.back().rstd = Tensor::Empty({tokens * groups.back().rows(head_dim)},
+                                       SumDType(x.value().dtype()), x.value().device());
     first += some.count;
   }
   BURST_CHECK_LE(first, heads);

@@ -65,8 +65,7 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
   BURST_CHECK(weight.shape() == Shape({width}) && x.value().is_contiguous());
   const Variable y = NormOutput(tape, {x, weight}, reader);
   const bool on_gpu = x.value().device() == DeviceType::kCuda;
-  const Tensor rstd =
-      Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
+  const Tensor rstd = Tensor::Empty({rows}, SumDType(x.value().dtype()), x.value().device());
   if (on_gpu) {
     BURST_GPU_KERNEL(RmsNormForward, x.value(), weight.value(), offset, eps, y.value(), y.scale(),
                      rstd);
@@ -148,8 +147,7 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
               x.value().is_contiguous());
   const Variable y = NormOutput(tape, {x, weight, bias}, reader);
   const bool on_gpu = x.value().device() == DeviceType::kCuda;
-  const Tensor mean =
-      Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
+  const Tensor mean = Tensor::Empty({rows}, SumDType(x.value().dtype()), x.value().device());
   const Tensor rstd = Tensor::EmptyLike(mean);
   if (on_gpu) {
     BURST_GPU_KERNEL(LayerNormForward, x.value(), weight.value(), bias.value(), eps, y.value(),

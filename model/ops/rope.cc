@@ -78,8 +78,7 @@ std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, const Ro
   const int64_t half = static_cast<int64_t>(angles.frequencies.size());
   BURST_CHECK(positions.is_contiguous());
   auto table = std::make_shared<RopeTable>();
-  table->cos =
-      Tensor::Empty({positions.numel(), half}, cuda::AccumulatorDType(dtype), positions.device());
+  table->cos = Tensor::Empty({positions.numel(), half}, SumDType(dtype), positions.device());
   table->sin = Tensor::EmptyLike(table->cos);
   if (positions.device() == DeviceType::kCuda) {
     BURST_GPU_KERNEL(RopeCosSin, positions, angles.frequencies, angles.amplitude, table->cos,

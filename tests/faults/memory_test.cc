@@ -120,15 +120,25 @@ TEST_F(Memory, OfABenchmark) {
         24 * kMiB, 120 * kMiB, 10);
 }
 
-// Sizes that no machine has are refused before memory is allocated.
+// Sizes that no machine has are refused before memory is allocated. A parameter takes 16 bytes in
+// float32, and 2 more for its value in bfloat16.
 TEST_F(Memory, OfAModelThatIsTooLarge) {
-  const Result result = RunUnder(
-      kEnough, Train({R"(--model={"family": "gpt2", "layers": 8, "width": 65536, "heads": 512})",
-                      "--out=run"}));
-  ExpectSentence(result);
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_TRUE(absl::StrContains(result.err, "error: --model: ")) << result.err;
-  EXPECT_TRUE(absl::StrContains(result.err, "GiB for values, gradients and moments")) << result.err;
+  double needed[2] = {};
+  for (const bool is_bf16 : {false, true}) {
+    const Result result = RunUnder(
+        kEnough, Train({R"(--model={"family": "gpt2", "layers": 8, "width": 65536, "heads": 512})",
+                        is_bf16 ? "--precision=bf16" : "--precision=fp32", "--out=run"}));
+    ExpectSentence(result);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_TRUE(absl::StrContains(result.err, "error: --model: ")) << result.err;
+    EXPECT_TRUE(absl::StrContains(result.err, "GiB for values, gradients and moments"))
+        << result.err;
+    const std::string before = " need ";
+    const size_t at = result.err.find(before);
+    ASSERT_NE(at, std::string::npos) << result.err;
+    needed[is_bf16] = std::stod(result.err.substr(at + before.size()));
+  }
+  EXPECT_NEAR(needed[true] / needed[false], 18.0 / 16, 1e-3);
 }
 
 TEST_F(Memory, OfABatchThatIsTooLarge) {

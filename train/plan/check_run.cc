@@ -54,11 +54,15 @@ absl::Status CheckStateFits(const TrainingSetup& setup) {
   // Other processes may be on other hosts, and ranks with --zero divide a copy.
   const bool copies = config.comm == CommKind::kThreads && config.zero == 0;
   const int64_t ranks = copies ? config.mesh.data * config.mesh.sequence : 1;
-  // Values, gradients, two moments, and an average. Muon's matrices have one moment.
+  // Masters, gradients, two moments, and an average in float32. Muon's matrices have one moment.
+  // Values in bfloat16 are not the masters.
   const int64_t copies_of_all = config.ema > 0 ? 5 : 4;
   const int64_t left_out = config.optimizer == OptimizerKind::kMuon ? MuonNumel(list) : 0;
-  const double needed = sizeof(float) * static_cast<double>(ranks) *
-                        static_cast<double>(copies_of_all * parameters - left_out);
+  const int64_t value_bytes = config.dtype == DType::kBFloat16 ? SizeOf(config.dtype) : 0;
+  const int64_t bytes =
+      static_cast<int64_t>(sizeof(float)) * (copies_of_all * parameters - left_out) +
+      value_bytes * parameters;
+  const double needed = static_cast<double>(ranks) * static_cast<double>(bytes);
   const auto free = static_cast<double>(FreeHostMemory());
   if (needed <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(

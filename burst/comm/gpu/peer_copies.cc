@@ -23,7 +23,7 @@ absl::Status LengthsDiffer(int from, int to) {
                                                  " is not as long as its receiver expects"));
 }
 
-// Calls function(first, last) for each run of messages with the same peer, until one fails.
+// Calls function(run) for each run of messages with the same peer, until one fails.
 template <typename Buffer, typename Function>
 absl::Status ForEachPeer(absl::Span<const Buffer> messages, Function function) {
   while (!messages.empty()) {

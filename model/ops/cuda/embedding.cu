@@ -221,7 +221,7 @@ void EmbeddingBackward(const Tensor& ids, const Tensor& dy, const Tensor& dtable
     using A = Accumulator<T>;
     constexpr int N = decltype(vec_size)::value;
     const Tensor partials =
-        Tensor::Empty({chunks, 2, width}, AccumulatorDType(dy.dtype()), DeviceType::kCuda);
+        Tensor::Empty({chunks, 2, width}, SumDType(dy.dtype()), DeviceType::kCuda);
     const auto grid = [&](int channels) {
       return dim3(static_cast<unsigned>(chunks), BlocksFor(width, channels));
     };

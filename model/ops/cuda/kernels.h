@@ -35,11 +35,6 @@ struct DropoutMask {
 
 namespace cuda {
 
-// Returns the dtype of statistics and tables for activations of `dtype`.
-inline DType AccumulatorDType(DType dtype) {
-  return dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
-}
-
 // Where a parameter's gradient goes.
 struct ParameterGrad {
   Tensor sum;       // null: not needed

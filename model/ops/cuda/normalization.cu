@@ -178,7 +178,7 @@ void LaunchNormBackward(NormArgs<T> args, bool vectorized,
   for (int i = 0; i < kSums; ++i) {
     const Tensor& sum = dparameters[i].sum;
     out.sums[i] = Data<void>(sum);
-    out.accumulator_type[i] = sum.dtype() == AccumulatorDType(sum.dtype());
+    out.accumulator_type[i] = sum.dtype() == SumDType(sum.dtype());
     out.add[i] = dparameters[i].add;
   }
   const dim3 grid(BlocksFor(args.width, kSumColumns), kSums), threads(kSumColumns, kSumThreads);
