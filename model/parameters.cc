@@ -259,8 +259,18 @@ Tensor ParameterList::Values(int unit) const {
 
 Tensor ParameterList::Masters(int index) const {
   const ParameterPiece piece = PieceOf(index, sharding_.rank);
-  if (!masters_.null()) return masters_.Slice(0, piece.at, piece.length);
-  return values_.Slice(0, parameters_[index].offset + piece.begin, piece.length);
+  return masters_.null() ? OwnValue(index) : masters_.Slice(0, piece.at, piece.length);
+}
+
+Tensor ParameterList::OwnValue(int index) const {
+  const ParameterPiece piece = PieceOf(index, sharding_.rank);
+  const int64_t at = sharding_.stage < 3 ? parameters_[index].offset + piece.begin : piece.at;
+  return values_.Slice(0, at, piece.length);
+}
+
+int ParameterList::Float8Slot(int index) const {
+  const auto at = std::find(float8_weights_.begin(), float8_weights_.end(), index);
+  return at == float8_weights_.end() ? -1 : static_cast<int>(at - float8_weights_.begin());
 }
 
 void ParameterList::Set(int index, const Tensor& value) {

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "burst/autograd/tape.h"
@@ -207,8 +208,9 @@ class ParameterList {
   Tensor GradPiece(int unit) const;
   Tensor ValuePiece(int unit) const;
   const Tensor& GradShard() const;  // all pieces of the gradients, [shard_numel]; stages 2 and 3
-  // This rank's elements of a parameter's masters, [length] of its PieceOf.
+  // This rank's elements of a parameter's masters, [length] of its PieceOf, and of its values.
   Tensor Masters(int index) const;
+  Tensor OwnValue(int index) const;
   // Sets a parameter's masters and values. value: this rank's whole [shape], as if nothing were
   // divided, of the masters' dtype; on any device.
   void Set(int index, const Tensor& value);
@@ -217,6 +219,14 @@ class ParameterList {
   // are as before then, and not used in between. EmptyValues returns memory for them.
   Tensor EmptyValues() const { return Tensor::EmptyLike(values_); }
   Tensor ExchangeValues(const Tensor& values);
+
+  // ---- Weights that passes read in e4m3, with one scale for a whole weight.
+
+  // Sets their numbers in the list.
+  void set_float8_weights(std::vector<int> weights) { float8_weights_ = std::move(weights); }
+  const std::vector<int>& float8_weights() const { return float8_weights_; }
+  // Returns the place of a parameter among them, or -1.
+  int Float8Slot(int index) const;
 
   // Where a unit's values are whole, [numel of the unit]: in the stages 1 and 2.
   Tensor Values(int unit) const;
@@ -252,6 +262,7 @@ class ParameterList {
   // By parameter: its sum is zero, whatever its memory says. It is written by the first gradient.
   mutable std::vector<bool> sum_is_zero_;
   ExactGrid exact_grid_;
+  std::vector<int> float8_weights_;
 };
 
 }  // namespace burst

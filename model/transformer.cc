@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/attention/cached_attention.h"
 #include "burst/autograd/tape.h"
@@ -111,12 +112,31 @@ void Transformer::SetExecution(const ExecutionPlan& plan) {
   const bool exact = plan.exact.chunk > 0;
   const int64_t channels = parallel_.LocalCount(config_.heads) * config_.head_dim;
   runner_.SetPlan(plan, device(), config_.width * SizeOf(dtype()), channels * SizeOf(dtype()));
+  parameters_.set_float8_weights(Float8Weights(plan));
   if (!exact) return;
   BURST_CHECK(plan.exact.tokens >= 1 && parallel_.ranks() == 1);
   // Each chunk contributes to the gradient of the mean loss, twice where the embeddings' table is
   // the head. Elements sum exactly up to 2^11 at least, in steps of 9e-13.
   parameters_.SumGradsExactly(
       ExactGrid::For(0x1p-40, 2 * (plan.exact.tokens / plan.exact.chunk + 1)));
+}
+
+// A layer's matrices are the weights of its projections. Groups of heads take rows of the first
+// one, which have scales of their own.
+std::vector<int> Transformer::Float8Weights(const ExecutionPlan& plan) const {
+  std::vector<int> weights;
+  if (plan.linear_precision != LinearPrecision::kFloat8) return weights;
+  const bool in_groups = plan.HeadsAtATime(config_.kv_heads) < config_.kv_heads;
+  const int64_t end = std::min(config_.layers, plan.rounded_layers.end);
+  for (int64_t layer = plan.rounded_layers.begin; layer < end; ++layer) {
+    for (int i = first_parameter_[layer]; i < first_parameter_[layer + 1]; ++i) {
+      const Parameter& parameter = parameters_[i];
+      if (parameter.shape.size() != 2) continue;
+      if (in_groups && absl::EndsWith(parameter.name, "attention.qkv.weight")) continue;
+      weights.push_back(i);
+    }
+  }
+  return weights;
 }
 
 Variable Transformer::Hidden(const ForwardPass& pass, const SequenceBatch& batch, bool fills_cache,
@@ -178,6 +198,7 @@ void Transformer::SetRope(const Tensor& positions, int64_t length, PassContext* 
 ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attention,
                                   const SequenceBatch& batch, const DropoutKey& dropout,
                                   KvCache* cache) const {
+  uses_.BeginPass(tape);
   const ScoreOptions scores = attention.scores();
   BURST_CHECK_EQ(scores.softcap, config_.attention_softcap) << "the model's, and attention's";
   BURST_CHECK(!dropout.enabled || scores.dropout == config_.attention_dropout)

@@ -138,6 +138,9 @@ class Transformer {
   ForwardPass MakePass(Tape& tape, SequenceParallelAttention& attention, const SequenceBatch& batch,
                        const DropoutKey& dropout, KvCache* cache) const;
 
+  // Returns the numbers of the parameters that passes read in e4m3 with one scale.
+  std::vector<int> Float8Weights(const ExecutionPlan& plan) const;
+
   // The residual stream after the final normalization, [batch, length, width].
   Variable Hidden(const ForwardPass& pass, const SequenceBatch& batch, bool fills_cache,
                   const GradientsReady& ready) const;

@@ -97,6 +97,13 @@ void Variable::SetValue(Tensor value) const {
   node_->value = std::move(value);
 }
 
+void Variable::SetFloat8Value(Tensor value, Tensor scale) const {
+  BURST_CHECK(node_->value.null() && value.shape() == node_->value.shape() &&
+              grad_dtype() == DType::kBFloat16 && Is8Bit(value.dtype()) && node_->owned_grad);
+  node_->value = std::move(value);
+  node_->scale = std::move(scale);
+}
+
 const Tensor& Variable::MutableGrad() const {
   BURST_CHECK(node_->requires_grad);
   node_->grad_amax = Tensor();  // the caller changes the gradient

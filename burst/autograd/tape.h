@@ -92,6 +92,8 @@ class Variable {
   // are recomputed before one does. SetValue puts the value back.
   void ForgetValue() const;
   void SetValue(Tensor value) const;
+  // Puts a bfloat16 parameter's value back in float8, with its scale (InFloat8).
+  void SetFloat8Value(Tensor value, Tensor scale) const;
 
  private:
   struct Node {

@@ -2,6 +2,10 @@
 
 namespace burst {
 
+void UnitUses::BeginPass(Tape& tape) const {
+  if (use_ != nullptr) use_->BeginPass(tape);
+}
+
 void UnitUses::BeginEmbedding(Tape& tape) const {
   if (use_ == nullptr) return;
   use_->BeginValues(tape, 0, 1);

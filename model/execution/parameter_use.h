@@ -16,6 +16,9 @@ class ParameterUse {
  public:
   virtual ~ParameterUse() = default;
 
+  // A forward follows. The values may have changed since the last one.
+  virtual void BeginPass(Tape& tape) = 0;
+
   // The pass computes with the values of `unit` from here to EndValues(unit). The values of `next`
   // come later and may be fetched meanwhile; -1: nothing to fetch.
   virtual void BeginValues(Tape& tape, int unit, int next) = 0;
@@ -39,6 +42,7 @@ class UnitUses {
   void set_use(ParameterUse* use) { use_ = use; }
   bool reports() const { return use_ != nullptr; }
 
+  void BeginPass(Tape& tape) const;
   void BeginEmbedding(Tape& tape) const;
   void EndEmbedding(Tape& tape) const;
   void BeginLayer(Tape& tape, int64_t layer, bool prefetches) const;

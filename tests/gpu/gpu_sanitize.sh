@@ -30,6 +30,7 @@ mr dense_ops_cuda_test *
 mr matmul_cuda_test *-*SameBits*
 mr ops_bf16_cuda_test *Rounded*:*Edges*
 mr adamw_cuda_test *
+mr weight_scales_test *Muon*
 mr flash_attention_cuda_test Short/SweepTest*_d64_70x33:Short/SweepTest*_d7_*:*DTypeTest*
 mr flash_attention_16bit_test Short/*_d64_70x33:Short/*_d128_70x33:Wide/*_d192_70x33
 mr flash_attention_16bit_test FewQueries*3x2049*

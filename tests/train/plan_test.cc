@@ -122,18 +122,47 @@ TEST(Plan, APipelineIsFasterOverSlowLinks) {
   EXPECT_NEAR(static_cast<double>(stages.parameters) / one.parameters, 0.5, 0.02);
 }
 
+using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // an entry for each rank
+
+// Makes two steps, and counts what a rank sends in the second one.
+absl::Status CountSent(Communicator& comm, const TrainingSetup& setup, Sent* sent) {
+  const ScopedThreadPool pool(1);
+  BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
+  BURST_RETURN_IF_ERROR(trainer->Step(0).status());
+  comm.ResetStats();
+  BURST_RETURN_IF_ERROR(trainer->Step(1).status());
+  (*sent)[comm.rank()] = comm.stats().bytes_sent;
+  return absl::OkStatus();
+}
+
+absl::Status CountSimulated(const Question& question, const TrainingSetup& setup, Sent* sent) {
+  sent->resize(setup.config.ranks);
+  return RunSimulatedRanks(
+      setup.config.ranks, 0, question.gpu,
+      [&](Communicator& comm, SimulatedGpu&) { return CountSent(comm, setup, sent); });
+}
+
+// With ZeRO-3 a rank sends its piece of a layer's weights for the forward and for the backward, and
+// of the last layer's once. An element takes two bytes in bf16 and one in fp8.
+TEST(Plan, WeightsOfFp8TravelInOneByte) {
+  double sent[2] = {};
+  for (const bool fp8 : {false, true}) {
+    const absl::StatusOr<Question> question =
+        Ask({kSmall, "--gpus=4xH200", "--dp=4", "--seqlen=64", "--batch=4", "--zero=3",
+             fp8 ? "--precision=fp8" : "--precision=bf16"});
+    ASSERT_TRUE(question.ok()) << question.status();
+    Sent of_ranks;
+    ASSERT_EQ(CountSimulated(*question, question->setup, &of_ranks), absl::OkStatus());
+    for (const auto& bytes : of_ranks) {
+      sent[fp8] += static_cast<double>(bytes[static_cast<int>(Channel::kCollective)]);
+    }
+  }
+  const double layer = 256 * (512 + 256 + 2 * 1024 + 1024), gathers = 2 * 3 + 1;
+  EXPECT_NEAR(sent[false] - sent[true], 3 * gathers * layer, 0.01 * gathers * layer);
+}
+
 // The simulated step sends the bytes of the real one on CPUs. Muon exchanges parts of matrices.
 TEST(Plan, SendsWhatTheRealStepSends) {
-  using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // an entry for each rank
-  const auto count = [](Communicator& comm, const TrainingSetup& setup, Sent* sent) {
-    const ScopedThreadPool pool(1);
-    BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
-    BURST_RETURN_IF_ERROR(trainer->Step(0).status());
-    comm.ResetStats();
-    BURST_RETURN_IF_ERROR(trainer->Step(1).status());
-    (*sent)[comm.rank()] = comm.stats().bytes_sent;
-    return absl::OkStatus();
-  };
   const std::vector<std::vector<std::string>> cases = {
       {"--strategy=burst"},
       {"--strategy=ring"},
@@ -152,14 +181,11 @@ TEST(Plan, SendsWhatTheRealStepSends) {
     TrainingSetup setup = question->setup;
     setup.config.optimizer = OptimizerKind::kMuon;
     const int ranks = setup.config.ranks;
-    Sent simulated(ranks), real(ranks);
-    absl::Status status = RunSimulatedRanks(
-        ranks, 0, question->gpu,
-        [&](Communicator& comm, SimulatedGpu&) { return count(comm, setup, &simulated); });
-    ASSERT_TRUE(status.ok()) << status;
+    Sent simulated, real(ranks);
+    ASSERT_EQ(CountSimulated(*question, setup, &simulated), absl::OkStatus());
     setup.config.device = DeviceType::kCpu;
-    status = RunRanks(ranks, [&](Communicator& comm) { return count(comm, setup, &real); });
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(RunRanks(ranks, [&](Communicator& comm) { return CountSent(comm, setup, &real); }),
+              absl::OkStatus());
     int64_t bytes = 0;
     for (int rank = 0; rank < ranks; ++rank) {
       bytes += real[rank][0];

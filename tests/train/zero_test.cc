@@ -157,12 +157,18 @@ TEST_F(Zero, TwoRanksHaveTheSameBitsInEveryStage) {
     options.dp = dp;
     options.sp = 2 / dp;
     options.clip = 0;
-    if (kTestDevice == DeviceType::kCuda && dp == 2) options.precision = Precision::kBf16;
-    const Results whole = Train(options, 0);
-    for (const int64_t zero : {1, 2, 3}) {
-      const Results divided = Train(options, zero);
-      EXPECT_EQ(divided.losses, whole.losses) << zero;
-      EXPECT_TRUE(divided.weights == whole.weights) << zero;
+    std::vector<Precision> precisions = {Precision::kFp32};
+    if (kTestDevice == DeviceType::kCuda && dp == 2) {
+      precisions = {Precision::kBf16, Precision::kFp8};
+    }
+    for (const Precision precision : precisions) {
+      options.precision = precision;
+      const Results whole = Train(options, 0);
+      for (const int64_t zero : {1, 2, 3}) {
+        const Results divided = Train(options, zero);
+        EXPECT_EQ(divided.losses, whole.losses) << zero;
+        EXPECT_TRUE(divided.weights == whole.weights) << zero;
+      }
     }
   }
 }

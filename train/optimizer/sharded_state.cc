@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "burst/base/status.h"
+#include "burst/tensor/gpu_kernel.h"
+#include "model/ops/cuda/float8_weights.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/gradient_reducer.h"
 
@@ -65,9 +67,111 @@ absl::Status ShardedState::GatherValues() {
 absl::Status ShardedState::Gather(int unit) {
   Gathered& gathered = gathered_[unit];
   if (!gathered.values.null()) return absl::OkStatus();
+  if (HasFloat8(unit)) return GatherInFloat8(unit);
   gathered.values =
       Tensor::Empty({parameters_.units()[unit].numel}, parameters_.dtype(), parameters_.device());
   return shards_->PostAllGatherParts(parameters_.ValuePiece(unit), Counts(unit), gathered.values);
+}
+
+// Products in e4m3 read a weight from a multiple of 16 bytes.
+bool ShardedState::TravelsInFloat8(int unit, int parameter) const {
+  const int64_t at = parameters_[parameter].offset - parameters_.units()[unit].begin;
+  return scales_ != nullptr && parameters_.Float8Slot(parameter) >= 0 && at % 16 == 0;
+}
+
+bool ShardedState::HasFloat8(int unit) const {
+  const ParameterUnit& u = parameters_.units()[unit];
+  for (int i = u.first; i < u.last; ++i) {
+    if (TravelsInFloat8(unit, i)) return true;
+  }
+  return false;
+}
+
+// Returns where in Gathered::others each of the unit's parameters begins, and the end. Parameters
+// that are not there have no length.
+std::vector<int64_t> ShardedState::PlacesOfOthers(int unit) const {
+  constexpr int64_t kAlign = 64;  // as pieces in the flat order
+  const ParameterUnit& u = parameters_.units()[unit];
+  std::vector<int64_t> places = {0};
+  for (int i = u.first; i < u.last; ++i) {
+    const int64_t length = TravelsInFloat8(unit, i) ? 0 : parameters_[i].numel();
+    places.push_back(places.back() + (length + kAlign - 1) / kAlign * kAlign);
+  }
+  return places;
+}
+
+// A piece is rounded as the whole weight would be, because all ranks have its scale. Bytes of other
+// parameters are sent along, so that pieces are equal; nobody reads them.
+absl::Status ShardedState::GatherInFloat8(int unit) {
+  const ParameterUnit& u = parameters_.units()[unit];
+  const DeviceType device = parameters_.device();
+  const Tensor all = Tensor::Empty({u.numel}, DType::kFloat8E4M3, device);
+  gathered_[unit].values = all;
+  gathered_[unit].others =
+      Tensor::Empty({PlacesOfOthers(unit).back()}, parameters_.dtype(), device);
+  const Tensor own = all.Slice(0, shards_->rank() * u.piece, u.piece);
+  for (int i = u.first; i < u.last; ++i) {
+    const ParameterPiece piece = parameters_.PieceOf(i, shards_->rank());
+    if (!TravelsInFloat8(unit, i) || piece.length == 0) continue;
+    BURST_GPU_KERNEL(RoundPieceToE4M3, parameters_.OwnValue(i),
+                     scales_->Of(parameters_.Float8Slot(i)),
+                     own.Slice(0, piece.at - u.shard_begin, piece.length));
+  }
+  BURST_RETURN_IF_ERROR(shards_->PostAllGatherParts(own, Counts(unit), all));
+  return GatherOthers(unit);
+}
+
+// Ranks have parts of different lengths.
+absl::Status ShardedState::GatherOthers(int unit) {
+  const ParameterUnit& u = parameters_.units()[unit];
+  const std::vector<int64_t> places = PlacesOfOthers(unit);
+  const DeviceType device = parameters_.device();
+  const Tensor& all = gathered_[unit].others;
+  std::vector<TensorCopy> copies;
+  std::vector<SendBuffer> sends;
+  std::vector<ReceiveBuffer> receives;
+  for (int i = u.first; i < u.last; ++i) {
+    if (TravelsInFloat8(unit, i)) continue;
+    const Tensor own = parameters_.OwnValue(i);
+    for (int rank = 0; rank < shards_->world_size(); ++rank) {
+      const ParameterPiece piece = parameters_.PieceOf(i, rank);
+      const Tensor part = all.Slice(0, places[i - u.first] + piece.begin, piece.length);
+      if (rank != shards_->rank()) {
+        sends.push_back({own.raw_data(), own.size_bytes(), rank, device});
+        receives.push_back({part.raw_data(), part.size_bytes(), rank, device});
+      } else if (piece.length > 0) {
+        copies.push_back({own, part});
+      }
+    }
+  }
+  CopyAll(copies);
+  return shards_->Post(Channel::kCollective, sends, receives);
+}
+
+void ShardedState::Lend(int unit) {
+  const Gathered& gathered = gathered_[unit];
+  if (!Is8Bit(gathered.values.dtype())) return parameters_.LendValues(unit, gathered.values);
+  const ParameterUnit& u = parameters_.units()[unit];
+  const std::vector<int64_t> places = PlacesOfOthers(unit);
+  for (int i = u.first; i < u.last; ++i) {
+    const Parameter& p = parameters_[i];
+    const auto part = [&](const Tensor& flat, int64_t at) {
+      return flat.Slice(0, at, p.numel()).View(p.shape);
+    };
+    if (TravelsInFloat8(unit, i)) {
+      p.variable.SetFloat8Value(part(gathered.values, p.offset - u.begin),
+                                scales_->Of(parameters_.Float8Slot(i)));
+    } else {
+      p.variable.SetValue(part(gathered.others, places[i - u.first]));
+    }
+  }
+}
+
+void ShardedState::BeginPass(Tape& tape) {
+  if (parameters_.sharding().stage < 3 || parameters_.float8_weights().empty()) return;
+  if (scales_ == nullptr) scales_ = std::make_unique<WeightScales>(parameters_, shards_);
+  const absl::Status status = scales_->Find();
+  if (!status.ok()) tape.Fail(status);
 }
 
 void ShardedState::BeginValues(Tape& tape, int unit, int next) {
@@ -75,7 +179,7 @@ void ShardedState::BeginValues(Tape& tape, int unit, int next) {
   Gathered& gathered = gathered_[unit];
   absl::Status status = Gather(unit);
   if (status.ok() && !gathered.arrived) status = Wait();
-  if (!std::exchange(gathered.lent, true)) parameters_.LendValues(unit, gathered.values);
+  if (!std::exchange(gathered.lent, true)) Lend(unit);
   if (status.ok() && next >= 0) status = Gather(next);
   if (!status.ok()) tape.Fail(status);
 }

@@ -8,7 +8,7 @@
 //             backward to the last. They are reduced then, each rank keeping its piece, while the
 //             backward continues. So it is after every micro-batch.
 //   stage 3   values have memory only while they are used. They are gathered one unit ahead of the
-//             forward and of the backward.
+//             forward and of the backward. Weights that passes read in e4m3 travel in e4m3.
 //
 // Messages go on Channel::kCollective. If that runs in parallel with the device (NCCL), they are
 // waited for when the next unit begins.
@@ -26,6 +26,7 @@
 #include "burst/tensor/tensor.h"
 #include "model/execution/parameter_use.h"
 #include "model/parameters.h"
+#include "train/optimizer/weight_scales.h"
 
 namespace burst {
 
@@ -53,6 +54,7 @@ class ShardedState : public ParameterUse {
   // model's gradient, the same bits on every rank.
   absl::Status Finish(const Tensor& norm);
 
+  void BeginPass(Tape& tape) override;
   void BeginValues(Tape& tape, int unit, int next) override;
   void EndValues(int unit) override;
   void BeginGrads(int unit) override;
@@ -61,7 +63,8 @@ class ShardedState : public ParameterUse {
  private:
   // A unit's values while they are here.
   struct Gathered {
-    Tensor values;  // null: they are not
+    Tensor values;  // [numel of the unit], of the values' dtype or e4m3; null: they are not
+    Tensor others;  // with e4m3: the parameters that keep the values' dtype
     bool arrived = false;
     bool lent = false;
   };
@@ -77,6 +80,12 @@ class ShardedState : public ParameterUse {
   absl::Status Connect();
   std::vector<int64_t> Counts(int unit) const;
   absl::Status Gather(int unit);
+  absl::Status GatherInFloat8(int unit);
+  absl::Status GatherOthers(int unit);
+  void Lend(int unit);
+  bool TravelsInFloat8(int unit, int parameter) const;
+  bool HasFloat8(int unit) const;
+  std::vector<int64_t> PlacesOfOthers(int unit) const;
   absl::Status Reduce(int unit, const Tensor& all);
   absl::Status ReduceOverNeighbors(int unit, const Tensor& all);
   absl::Status Wait();
@@ -88,6 +97,7 @@ class ShardedState : public ParameterUse {
   Communicator* shards_ = nullptr;  // the ranks that divide the state
   Communicator* stages_ = nullptr;
   Communicator* tied_ = nullptr;
+  std::unique_ptr<WeightScales> scales_;  // null: no weight travels in e4m3
   // With tensor parallelism, by number of neighbors of this rank (ShardRange::reduce_ranks).
   std::map<int, std::unique_ptr<Communicator>> neighbors_;
   std::unique_ptr<Communicator> owned_;

@@ -21,7 +21,29 @@ __global__ void __launch_bounds__(kThreads)
   RaiseAmax(most, amax);
 }
 
+// Each thread has a weight.
+__global__ void ScalesOfRanksKernel(int64_t ranks, int64_t n, const uint32_t* __restrict__ of_ranks,
+                                    float* scales) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= n) return;
+  uint32_t most = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) most = max(most, of_ranks[rank * n + i]);
+  scales[i * kScaleRow] = ScaleFor(__uint_as_float(most), kLargestE4M3);
+}
+
 // ---- One scale a tensor.
+
+__global__ void __launch_bounds__(kThreads)
+    RoundPieceKernel(int64_t vectors, const bf16* __restrict__ x, const float* __restrict__ scale,
+                     uint8_t* y) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= vectors) return;
+  const Eight words = Load<kVec>(x + i * kVec);
+  float v[kVec];
+#pragma unroll
+  for (int j = 0; j < kVec; ++j) v[j] = words[j];
+  *reinterpret_cast<uint2*>(y + i * kVec) = RoundEight<__NV_E4M3>(v, 1 / *scale);
+}
 
 struct TensorSource {
   static constexpr int kOutputs = 1;
@@ -199,6 +221,22 @@ void LargestMagnitude(const Tensor& x, const Tensor& amax) {
   if (vectors == 0) return;
   LargestMagnitudeKernel<<<BlocksToReduce(vectors), kThreads, 0, CurrentStream()>>>(
       vectors, Bf16(x), static_cast<uint32_t*>(amax.raw_data()));
+  BURST_CUDA_CHECK(cudaGetLastError());
+}
+
+void ScalesOfRanks(const Tensor& of_ranks, const Tensor& scales) {
+  const int64_t n = scales.numel() / kScaleRow;
+  ScalesOfRanksKernel<<<(n + kThreads - 1) / kThreads, kThreads, 0, CurrentStream()>>>(
+      of_ranks.numel() / n, n, static_cast<const uint32_t*>(of_ranks.raw_data()), Float(scales));
+  BURST_CUDA_CHECK(cudaGetLastError());
+}
+
+void RoundPieceToE4M3(const Tensor& x, const Tensor& scale, const Tensor& y) {
+  const int64_t vectors = x.numel() / kVec;
+  BURST_CHECK(x.numel() % kVec == 0 && y.numel() == x.numel() && y.dtype() == DType::kFloat8E4M3);
+  if (vectors == 0) return;
+  RoundPieceKernel<<<(vectors + kThreads - 1) / kThreads, kThreads, 0, CurrentStream()>>>(
+      vectors, Bf16(x), Float(scale), static_cast<uint8_t*>(y.raw_data()));
   BURST_CUDA_CHECK(cudaGetLastError());
 }
 

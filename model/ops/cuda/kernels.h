@@ -15,6 +15,7 @@
 
 #include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor.h"
+#include "model/ops/cuda/float8_weights.h"
 #include "model/ops/cuda/matmul.h"
 #include "model/ops/loss_terms.h"
 
@@ -144,10 +145,6 @@ void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add)
 // A result is its numbers times `scale`, [1] float32. The scale is the smallest power of two for
 // which bound / scale fits the dtype, where no magnitude exceeds the bound. It is NaN for a bound
 // that is not finite.
-
-// Sets amax, [1] float32, to the largest magnitude of x, or to NaN or infinity if x has one. Every
-// run gives the same bits, because the order of the elements does not matter.
-void LargestMagnitude(const Tensor& x, const Tensor& amax);
 
 // Rounds x, [rows, cols] bfloat16. The bound is amax.
 void RoundToFloat8(const Tensor& x, int64_t cols, const Tensor& amax, const Tensor& as_rows,

@@ -86,6 +86,12 @@ void SetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t
   BURST_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
 }
 
+[[noreturn]] void FailGemm(const char* call, const MatMulParams& p, cublasStatus_t status) {
+  Fail(call, "a GEMM of " + std::to_string(p.c.rows) + " x " + std::to_string(p.c.cols) + " x " +
+                 std::to_string(p.a.cols) + " in " + Name(p.a.dtype) + ": " +
+                 cublasLtGetStatusName(status));
+}
+
 // cuBLASLt with its workspace and plans, one for each GPU context.
 class Cublas {
  public:
@@ -111,11 +117,12 @@ class Cublas {
     const float alpha = 1, beta = p.addend != nullptr ? 1 : 0;
     const double alpha64 = alpha, beta64 = beta;
     const void* addend = p.addend != nullptr ? p.addend : p.c.data;
-    BURST_CUBLAS_CHECK(cublasLtMatmul(
+    const cublasStatus_t status = cublasLtMatmul(
         handle_, plan.operation, is_double ? static_cast<const void*>(&alpha64) : &alpha, p.b.data,
         plan.b, p.a.data, plan.a, is_double ? static_cast<const void*>(&beta64) : &beta, addend,
         plan.c, p.c.data, plan.c, &plan.algorithm, workspace_.data, kMatMulWorkspaceBytes,
-        CurrentStream()));
+        CurrentStream());
+    if (status != CUBLAS_STATUS_SUCCESS) FailGemm("cublasLtMatmul", p, status);
   }
 
  private:
@@ -209,10 +216,7 @@ class Cublas {
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle_, plan.operation, plan.b, plan.a, plan.c, plan.c, preference, 1, &result, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
-      Fail("cublasLtMatmulAlgoGetHeuristic",
-           "no algorithm for a GEMM of " + std::to_string(p.c.rows) + " x " +
-               std::to_string(p.c.cols) + " x " + std::to_string(p.a.cols) + " in " +
-               Name(p.a.dtype) + ": " + cublasLtGetStatusName(status));
+      FailGemm("cublasLtMatmulAlgoGetHeuristic", p, status);
     }
     plan.algorithm = result.algo;
     BURST_CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
@@ -244,6 +248,8 @@ void MatMul(const MatMulParams& p) {
               !p.c.transposed)
       << "[" << p.a.rows << ", " << p.a.cols << "] x [" << p.b.rows << ", " << p.b.cols << "] -> ["
       << p.c.rows << ", " << p.c.cols << "]";
+  // A rank without tokens multiplies nothing, also by weights in float8.
+  if (p.c.rows == 0 || p.c.cols == 0) return;
   const bool is_float8 = Is8Bit(p.a.dtype);
   const bool to_16_bits = p.c.dtype == DType::kBFloat16 || p.c.dtype == DType::kFloat32;
   if (is_float8) {
@@ -257,7 +263,6 @@ void MatMul(const MatMulParams& p) {
   BURST_CHECK(p.epilogue == Epilogue::kNone || is_float8 || p.a.dtype == DType::kBFloat16);
   BURST_CHECK_EQ(p.epilogue == Epilogue::kNone || p.epilogue == Epilogue::kGeluBackward,
                  p.vector == nullptr);
-  if (p.c.rows == 0 || p.c.cols == 0) return;
   if (p.a.cols == 0) return EmptyGemm(p);
   CurrentContext().Get<Cublas>().Run(p);
 }
