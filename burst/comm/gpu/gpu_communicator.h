@@ -1,17 +1,18 @@
 // Ranks that own one GPU each: threads of this process, or processes of a launcher.
 //
 // What carries            between threads                  between processes
-//   messages, GPU memory  copy engines (peer_copies.h)     NCCL (nccl_link.h)
+//   messages, GPU memory  copy engines (peer_copies.h)     mail (peer_mail.h), long ones NCCL
 //   collectives of GPUs   NCCL                             NCCL
 //   host memory           shared memory (comm/thread)      sockets (comm/tcp)
 //
-// Threads whose GPUs cannot access each other's memory exchange messages over NCCL too. Copy
-// engines leave the multiprocessors to the kernels; NCCL's messages are kernels themselves.
+// Ranks whose GPUs cannot access each other's memory exchange all messages over NCCL
+// (nccl_link.h). Copy engines leave the multiprocessors to the kernels; NCCL's messages are kernels
+// themselves.
 // Barrier, AllGather, Split and Abort use host memory, and so work even when a GPU does not.
 //
-// Every channel has its own stream for GPU memory. A Post takes place on that stream, between two
-// events that order it among the work of the calling thread's stream. No call waits for the GPU,
-// allocates GPU memory or starts a thread.
+// Every channel has its own streams for GPU memory. A Post takes place on them, between events that
+// order it among the work of the calling thread's stream. No call waits for the GPU, allocates GPU
+// memory or starts a thread.
 #pragma once
 
 #include <functional>
