@@ -143,7 +143,7 @@ absl::Status GpuCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
   for (size_t i = 0; i < links.size(); ++i) lane(kLinkOrder[i]).link = std::move(links[i]);
   if (copies_ != nullptr) return absl::OkStatus();
   BURST_RETURN_IF_ERROR(ConnectRing());
-  if (!world_->in_threads) {
+  if (world_->has_mail) {
     BURST_ASSIGN_OR_RETURN(mail_, PeerMail::Create(host_, &world_->mails));
   }
   return absl::OkStatus();

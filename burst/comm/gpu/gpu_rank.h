@@ -29,6 +29,7 @@ struct GpuWorld {
   // `in_threads` says that all ranks are threads of this process.
   explicit GpuWorld(bool in_threads, bool ends_process = true)
       : in_threads(in_threads),
+        has_mail(!ends_process),
         watchdog(
             &failure, [this] { return links.AsyncError(); },
             in_threads || !ends_process ? [this] { Free(); } : std::function<void()>(),
@@ -41,6 +42,7 @@ struct GpuWorld {
   }
 
   const bool in_threads;
+  const bool has_mail;  // in a library, whose ranks post on all channels in one order
   FailureState failure;
   NcclLinks links{&failure};
   PeerMails mails{&failure};

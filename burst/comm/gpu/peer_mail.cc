@@ -65,6 +65,20 @@ bool Works(cudaError_t error) {
   return error == cudaSuccess;
 }
 
+// Copies within a GPU, by a copy engine if the driver can be told so. A kernel would wait for
+// attention, which may occupy all multiprocessors.
+cudaError_t CopyWithin(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+#if CUDART_VERSION >= 13000
+  cudaMemcpyAttributes attributes = {};
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+  size_t first = 0;
+  return cudaMemcpyBatchAsync(&to, &from, &bytes, 1, &attributes, &first, 1, stream);
+#else
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+#endif
+}
+
 }  // namespace
 
 // Another rank's late write may take a flag back. So the flags are written until all is idle.
@@ -111,13 +125,13 @@ PeerMail::PeerMail(Communicator* host, PeerMails* mails)
 
 int64_t PeerMail::piece_bytes() const {
   const int64_t slots = kChannels * static_cast<int64_t>(lines_.size()) * kMailSlots;
-  return (kMailBytes - kFlagsBytes) / slots / kFlagBytes * kFlagBytes;
+  return kMailBytes / slots / kFlagBytes * kFlagBytes;
 }
 
 bool PeerMail::Allocate(cudaIpcMemHandle_t* handle) {
   static_assert(kNumFlags * kChannels * kMostLines * kFlagBytes <= kFlagsBytes, "flags fit");
   void* memory = nullptr;
-  if (!words_.found() || !Works(cudaMalloc(&memory, kMailBytes))) return false;
+  if (!words_.found() || !Works(cudaMalloc(&memory, kFlagsBytes + kMailBytes))) return false;
   memory_ = static_cast<char*>(memory);
   int least = 0, greatest = 0;
   BURST_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -279,7 +293,7 @@ absl::Status PeerMail::Post(Channel channel, absl::Span<const SendBuffer> sends,
     }
     BURST_RETURN_IF_ERROR(queued);
     if (!piece.is_last) continue;
-    flow.marks->Queued(flow.stream, piece.sends ? "sends" : "receives", host_->WorldRank(peer),
+    flow.marks->Queued(flow.stream, piece.sends ? "a send" : "a receive", host_->WorldRank(peer),
                        piece.offset + piece.bytes);
   }
   if (!mails_->failure_->failed()) return absl::OkStatus();
@@ -314,7 +328,12 @@ absl::Status PeerMail::Queue(Flow* flow, const MailPiece& piece, uint32_t until,
   if (!words_.Wait(flow->stream, flow->waits, until)) {
     return absl::UnavailableError("cuStreamWaitValue32: the GPU's stream must wait for a flag");
   }
-  BURST_CUDA_CHECK(cudaMemcpyAsync(to, from, piece.bytes, cudaMemcpyDefault, flow->stream));
+  const cudaError_t copied =
+      piece.sends ? cudaMemcpyAsync(to, from, piece.bytes, cudaMemcpyDefault, flow->stream)
+                  : CopyWithin(to, from, piece.bytes, flow->stream);
+  if (!Works(copied)) {
+    return absl::UnavailableError(absl::StrCat("a copy of mail: ", cudaGetErrorString(copied)));
+  }
   if (!words_.Write(flow->stream, flow->writes, piece.number)) {
     return absl::UnavailableError("cuStreamWriteValue32: the GPU's stream must write a flag");
   }
