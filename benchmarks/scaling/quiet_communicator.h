@@ -20,7 +20,9 @@ class QuietCommunicator : public Communicator {
   int world_size() const override { return inner_->world_size(); }
 
   absl::Status Wait(Channel channel) override;
-  bool messages_are_kernels() const override { return inner_->messages_are_kernels(); }
+  bool messages_are_kernels(int64_t bytes) const override {
+    return inner_->messages_are_kernels(bytes);
+  }
   void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
   // The groups are quiet when this one is, and their traffic is counted here.
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;

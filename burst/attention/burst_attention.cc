@@ -171,7 +171,7 @@ FlashForwardParams BurstAttention::ForwardParams(const AttentionCall& call, cons
   FlashForwardParams params;
   params.q = Operand(call.q);
   params.lse = lse.raw_data();
-  params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
+  params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels(call.k.size_bytes());
   params.fp8 = options_.fp8_forward;
   if (!largest.null()) params.max_logits = static_cast<float*>(largest.raw_data());
   return params;

@@ -170,17 +170,9 @@ absl::Status AllGather(const Comm& comm, const char* mine, int64_t bytes, char* 
   BURST_RETURN_IF_ERROR(CheckNotFinished(&comm));
   if (bytes < 0)
     return absl::InvalidArgumentError(absl::StrCat("bytes: must be at least 0; got ", bytes));
-  std::memmove(all + comm.rank * bytes, mine, bytes);
-  if (comm.communicator == nullptr) return absl::OkStatus();
-  std::vector<SendBuffer> sends;
-  std::vector<ReceiveBuffer> receives;
-  for (int peer = 0; peer < comm.size; ++peer) {
-    if (peer == comm.rank) continue;
-    sends.push_back({mine, bytes, peer});
-    receives.push_back({all + peer * bytes, bytes, peer});
-  }
-  BURST_RETURN_IF_ERROR(comm.communicator->Post(Channel::kCollective, sends, receives));
-  return comm.communicator->Wait(Channel::kCollective);
+  if (comm.communicator != nullptr) return comm.communicator->AllGather(mine, bytes, all);
+  if (bytes > 0) std::memmove(all, mine, bytes);
+  return absl::OkStatus();
 }
 
 }  // namespace

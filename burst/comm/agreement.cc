@@ -53,21 +53,6 @@ std::vector<AgreedItem> FromText(absl::string_view text) {
   return items;
 }
 
-absl::StatusOr<std::vector<Summary>> GatherSummaries(Communicator* comm, const Summary& own) {
-  std::vector<Summary> all(comm->world_size());
-  std::vector<SendBuffer> sends;
-  std::vector<ReceiveBuffer> receives;
-  for (int peer = 0; peer < comm->world_size(); ++peer) {
-    if (peer == comm->rank()) continue;
-    sends.push_back({&own, sizeof(own), peer});
-    receives.push_back({&all[peer], sizeof(Summary), peer});
-  }
-  all[comm->rank()] = own;
-  BURST_RETURN_IF_ERROR(comm->Post(Channel::kCollective, sends, receives));
-  BURST_RETURN_IF_ERROR(comm->Wait(Channel::kCollective));
-  return all;
-}
-
 Disagreement Compare(const std::vector<AgreedItem>& of_rank0,
                      const std::vector<AgreedItem>& of_rank, int rank) {
   const AgreedItem nothing = {"", "nothing"};
@@ -92,8 +77,9 @@ std::string Shown(const std::string& value) {
 absl::StatusOr<std::optional<Disagreement>> FindDisagreement(Communicator* comm,
                                                              const std::vector<AgreedItem>& items) {
   std::string text = ToText(items);
-  BURST_ASSIGN_OR_RETURN(const std::vector<Summary> all,
-                         GatherSummaries(comm, {HashOf(text), text.size()}));
+  const Summary own = {HashOf(text), text.size()};
+  std::vector<Summary> all(comm->world_size());
+  BURST_RETURN_IF_ERROR(comm->AllGather(&own, sizeof(own), all.data()));
   const auto other =
       std::find_if(all.begin(), all.end(), [&](const Summary& one) { return !(one == all[0]); });
   if (other == all.end()) return std::optional<Disagreement>();

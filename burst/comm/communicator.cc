@@ -1,6 +1,7 @@
 #include "burst/comm/communicator.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -222,18 +223,23 @@ absl::Status Communicator::Barrier() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<double>> Communicator::AllGather(double value) {
-  std::vector<double> values(world_size());
+absl::Status Communicator::AllGather(const void* own, int64_t bytes, void* all) {
+  char* const to = static_cast<char*>(all);
+  if (bytes > 0) std::memmove(to + rank() * bytes, own, bytes);
   std::vector<SendBuffer> sends;
   std::vector<ReceiveBuffer> receives;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer == rank()) continue;
-    sends.push_back({&value, sizeof(double), peer});
-    receives.push_back({&values[peer], sizeof(double), peer});
+    sends.push_back({own, bytes, peer});
+    receives.push_back({to + peer * bytes, bytes, peer});
   }
-  values[rank()] = value;
   BURST_RETURN_IF_ERROR(Post(Channel::kCollective, sends, receives));
-  BURST_RETURN_IF_ERROR(Wait(Channel::kCollective));
+  return Wait(Channel::kCollective);
+}
+
+absl::StatusOr<std::vector<double>> Communicator::AllGather(double value) {
+  std::vector<double> values(world_size());
+  BURST_RETURN_IF_ERROR(AllGather(&value, sizeof(double), values.data()));
   return values;
 }
 

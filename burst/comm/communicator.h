@@ -80,9 +80,10 @@ class Communicator {
                     absl::Span<const ReceiveBuffer> receives);
   // Completes all messages posted on the channel.
   virtual absl::Status Wait(Channel channel) = 0;
-  // Whether messages of GPU memory are kernels, which need multiprocessors. A persistent kernel
-  // that occupies all multiprocessors then delays the messages, and their time is exposed.
-  virtual bool messages_are_kernels() const { return false; }
+  // Whether messages of `bytes` bytes of GPU memory are kernels, which need multiprocessors. A
+  // persistent kernel that occupies all multiprocessors then delays the messages, and their time is
+  // exposed.
+  virtual bool messages_are_kernels(int64_t /*bytes*/) const { return false; }
 
   // Ends the group for a rank that cannot continue, and frees the ranks that wait for it.
   //
@@ -131,6 +132,8 @@ class Communicator {
   absl::Status Broadcast(const Tensor& tensor, int root);
   // Returns when all ranks have called it. Does not wait for work queued on GPUs.
   virtual absl::Status Barrier();
+  // Copies `bytes` bytes of host memory from every rank to `all`, in order of rank.
+  absl::Status AllGather(const void* own, int64_t bytes, void* all);
   // The values of all ranks, in order of rank.
   absl::StatusOr<std::vector<double>> AllGather(double value);
 

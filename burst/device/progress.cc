@@ -1,8 +1,6 @@
 #include "burst/device/progress.h"
 
 #ifdef BURST_WITH_CUDA
-#include <cuda.h>
-
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "burst/device/cuda.h"
+#include "burst/device/stream_words.h"
 #endif
 
 namespace burst {
@@ -18,34 +17,14 @@ namespace burst {
 #ifdef BURST_WITH_CUDA
 namespace {
 
-using StreamWrite = CUresult(CUstream, CUdeviceptr, cuuint32_t, unsigned);
-
-// Returns the driver's function, or null if the driver has none.
-StreamWrite* FindStreamWrite() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function,
-                                                             12000, cudaEnableDefault, &found);
-#else
-  const cudaError_t error =
-      cudaGetDriverEntryPoint("cuStreamWriteValue32", &function, cudaEnableDefault, &found);
-#endif
-  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
-    (void)cudaGetLastError();
-    return nullptr;
-  }
-  return reinterpret_cast<StreamWrite*>(function);
-}
-
 // The host's memory into which a context's GPU writes its numbers, one for each stream. Word 0 is
 // for the context's own stream. The page is kept as long as the context.
 class NumberPage {
  public:
   static constexpr int kWords = 1024;
 
-  NumberPage() : write_(FindStreamWrite()) {
-    if (write_ == nullptr) return;
+  NumberPage() {
+    if (!stream_words_.found()) return;
     void* memory = nullptr;
     BURST_CUDA_CHECK(cudaHostAlloc(&memory, kWords * sizeof(uint32_t), cudaHostAllocPortable));
     std::memset(memory, 0, kWords * sizeof(uint32_t));
@@ -62,8 +41,7 @@ class NumberPage {
   // Writes a number after the work that is on the stream now. On failure it writes nothing, and
   // marks stand still.
   void Write(cudaStream_t stream, int word, uint32_t number) const {
-    (void)write_(stream, reinterpret_cast<CUdeviceptr>(&words_[word]), number,
-                 CU_STREAM_WRITE_VALUE_DEFAULT);
+    (void)stream_words_.Write(stream, &words_[word], number);
   }
 
   // Takes a word, or returns -1 if none is free. The stream that had a word before may still write
@@ -77,7 +55,7 @@ class NumberPage {
   void GiveBack(int word) { free_.insert(free_.begin(), word); }
 
  private:
-  StreamWrite* const write_;
+  const cuda::StreamWords stream_words_;
   volatile uint32_t* words_ = nullptr;
   std::vector<int> free_;
 };

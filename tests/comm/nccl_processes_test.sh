@@ -49,12 +49,16 @@ fi
 srun_like() {
   for ((rank = 0; rank < ranks; ++rank)); do
     env SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_NTASKS=$ranks SLURM_LOCALID=$rank \
-      SLURM_NNODES=1 "$binary" --gtest_brief=1 --gtest_filter='*Ring' &
+      SLURM_NNODES=1 "$binary" "$@" --gtest_brief=1 &
   done
   local code=0; for ((rank = 0; rank < ranks; ++rank)); do wait -n || code=1; done; return $code
 }
 export -f srun_like; export ranks binary
-expect 0 "srun" bash -c srun_like
+expect 0 "srun" bash -c 'srun_like --gtest_filter=*Ring'
+expect 0 "srun" bash -c 'srun_like library'
+expect 0 "srun" env BURST_IPC=0 bash -c 'srun_like library'
+# All streams share one queue of the GPU.
+expect 0 "srun" env CUDA_DEVICE_MAX_CONNECTIONS=1 bash -c 'srun_like library --gtest_filter=*Ring'
 
 start wait
 for ((rank = 0; rank < ranks; ++rank)); do

@@ -39,7 +39,9 @@ class StuckCommunicator : public Communicator {
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   int WorldRank(int rank) const override { return inner_->WorldRank(rank); }
-  bool messages_are_kernels() const override { return inner_->messages_are_kernels(); }
+  bool messages_are_kernels(int64_t bytes) const override {
+    return inner_->messages_are_kernels(bytes);
+  }
   void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
 
   absl::Status Wait(Channel channel) override {

@@ -2,7 +2,7 @@
 
   torchrun --nproc_per_node=2 tests/python/gpu_checks.py     # PYTHONPATH: python, tests/python
 
-It compares with naive attention over layouts, masks, strategies and dtypes. It also checks streams, that there is
+It compares with naive attention over layouts, masks, strategies and dtypes. It also checks streams, IPC, that there is
 one NCCL, torch.compile, memory, and calls after a refused capture or without memory. With --lose, rank 1 is killed
 and the others must say so. It prints what was checked. The exit code is 0 if all checks pass.
 """
@@ -234,6 +234,23 @@ def bits(device, group):
     return "the same on two streams, six times"
 
 
+def carriers(device, group):
+    """A group that was connected with BURST_IPC=0, whose messages NCCL carries, gets the same bits."""
+    os.environ["BURST_IPC"] = "0"
+    other = dist.new_group()
+    burst.connect(other, device)
+    del os.environ["BURST_IPC"]
+    for seqlen, heads in ((301, 4), (4096, 4), (8192, 32)):  # the last one's gradients are longer than mail takes
+        for mask in MASKS:
+            problem = Problem(device, seqlen, heads, heads, 128, torch.bfloat16, **mask)
+            for arguments in (dict(), dict(strategy="ring"), dict(strategy="ulysses")):
+                for a, b in zip(problem.burst(group, "zigzag", **arguments),
+                                problem.burst(other, "zigzag", **arguments)):
+                    assert torch.equal(a, b), (seqlen, mask, arguments)
+    burst.disconnect(other)
+    return "the same by IPC and by NCCL"
+
+
 def fp8(device, group):
     """On Hopper the forward in 8 bits differs from the forward in 16 bits by about 5 %."""
     if torch.cuda.get_device_capability(device) != (9, 0):
@@ -379,7 +396,7 @@ def main():
     if "--lose" in sys.argv:
         lost(device, group)
     failed = False
-    for check in (parity, changed_scores, more_keys, bits, fp8, compiled, one_nccl, memory, refused_capture,
+    for check in (parity, changed_scores, more_keys, bits, carriers, fp8, compiled, one_nccl, memory, refused_capture,
                   changing_scales, out_of_memory, trainer_with_fsdp2):
         begin = time.monotonic()
         try:

@@ -1,17 +1,18 @@
 // Ranks that own one GPU each: threads of this process, or processes of a launcher.
 //
 // What carries            between threads                  between processes
-//   messages, GPU memory  copy engines (peer_copies.h)     NCCL (nccl_link.h)
+//   messages, GPU memory  copy engines (peer_copies.h)     NCCL (nccl_link.h); mail (peer_mail.h)
 //   collectives of GPUs   NCCL                             NCCL
 //   host memory           shared memory (comm/thread)      sockets (comm/tcp)
 //
 // Threads whose GPUs cannot access each other's memory exchange messages over NCCL too. Copy
-// engines leave the multiprocessors to the kernels; NCCL's messages are kernels themselves.
+// engines leave the multiprocessors to the kernels; NCCL's messages are kernels themselves. Mail
+// carries short messages of a library's ranks on one host.
 // Barrier, AllGather, Split and Abort use host memory, and so work even when a GPU does not.
 //
-// Every channel has its own stream for GPU memory. A Post takes place on that stream, between two
-// events that order it among the work of the calling thread's stream. No call waits for the GPU,
-// allocates GPU memory or starts a thread.
+// Every channel has its own streams for GPU memory. A Post takes place on them, between events that
+// order it among the work of the calling thread's stream. No call waits for the GPU, allocates GPU
+// memory or starts a thread.
 #pragma once
 
 #include <functional>
@@ -41,8 +42,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const Proces
 
 // Creates the communicator for a library inside another program, which it never ends. `connect`
 // makes the communicator of host memory, with the options it is given. After a failure NCCL's
-// kernels end on the GPU and calls return the error; tensors that the GPU has written since are
-// undefined.
+// kernels and waits for mail end on the GPU, and calls return the error. Tensors that the GPU has
+// written since are undefined. The ranks post on kRead and kGradient in one order, because the
+// streams of both may share a queue of the GPU.
 using HostConnector =
     std::function<absl::StatusOr<std::unique_ptr<Communicator>>(TcpOptions options)>;
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const HostConnector& connect);

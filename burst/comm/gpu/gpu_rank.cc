@@ -78,6 +78,16 @@ void SplitByDevice(absl::Span<const Buffer> all, std::vector<Buffer>& host,
   }
 }
 
+// Moves the buffers that `taken` is true for to another list, and keeps the order.
+template <typename Buffer, typename Predicate>
+void Take(std::vector<Buffer>& all, std::vector<Buffer>& to, const Predicate& taken) {
+  to.clear();
+  const auto rest = [&](const Buffer& buffer) { return !taken(buffer); };
+  const auto end = std::stable_partition(all.begin(), all.end(), rest);
+  to.assign(end, all.end());
+  all.erase(end, all.end());
+}
+
 // Checks that a rank that sends to itself receives the same number of messages of the same lengths
 // in the same Post.
 absl::Status CheckOwn(int rank, absl::Span<const SendBuffer> sends,
@@ -131,16 +141,20 @@ absl::Status GpuCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
   }
   BURST_ASSIGN_OR_RETURN(auto links, NcclLink::Create(&world_->links, world_size(), ids, rank()));
   for (size_t i = 0; i < links.size(); ++i) lane(kLinkOrder[i]).link = std::move(links[i]);
-  return copies_ == nullptr ? ConnectRing() : absl::OkStatus();
+  if (copies_ != nullptr) return absl::OkStatus();
+  BURST_RETURN_IF_ERROR(ConnectRing());
+  if (world_->has_mail) {
+    BURST_ASSIGN_OR_RETURN(mail_, PeerMail::Create(host_, &world_->mails));
+  }
+  return absl::OkStatus();
 }
 
-// Connects each rank by first messages to the peers that a ring uses: both neighbors, and the
-// opposite rank for the return of gradients (burst/attention/ring/route.h). NCCL connects other
-// peers when a message first uses them; that Post waits until the peer posts too. So does the first
+// Connects each rank by first messages to the peers that a ring uses. NCCL connects other peers
+// when a message first uses them; that Post waits until the peer posts too. So does the first
 // reduction.
 absl::Status GpuCommunicator::ConnectRing() {
   const int size = world_size();
-  const std::set<int> distances = {1, size - 1, size / 2};
+  const std::set<int> distances = RingDistances(size);
   const Tensor out = Tensor::Zeros({1}, DType::kFloat32, DeviceType::kCuda);
   const Tensor in =
       Tensor::Zeros({static_cast<int64_t>(distances.size())}, DType::kFloat32, DeviceType::kCuda);
@@ -180,6 +194,7 @@ absl::StatusOr<std::unique_ptr<GpuCommunicator>> GpuCommunicator::Create(
 // messages here.
 GpuCommunicator::~GpuCommunicator() {
   copies_ = nullptr;
+  mail_ = nullptr;
   for (Lane& lane : lanes_) {
     if (lane.stream == nullptr) continue;
     if (lane.posted && !world_->failure.failed()) Join(lane);
@@ -228,10 +243,11 @@ void GpuCommunicator::Join(Lane& lane) {
 void GpuCommunicator::Abort(const absl::Status& reason) {
   host_->Abort(reason);
   if (world_->in_threads) return;
-  for (Lane& lane : lanes_) {
-    if (lane.stream == nullptr || !lane.posted) continue;
+  for (int c = 0; c < kNumChannels; ++c) {
+    const auto channel = static_cast<Channel>(c);
     try {
-      Join(lane);
+      if (lane(channel).posted) Join(lane(channel));
+      if (mail_ != nullptr) mail_->Join(channel);
     } catch (const FatalError&) {  // the GPU itself has failed
     }
   }
@@ -273,7 +289,7 @@ absl::Status GpuCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
   }
   if (sends_.empty() && receives_.empty()) return absl::OkStatus();
   const auto is_own = [this](const SendBuffer& send) { return send.peer == rank(); };
-  if (copies_ == nullptr || std::any_of(sends_.begin(), sends_.end(), is_own)) {
+  if (std::any_of(sends_.begin(), sends_.end(), is_own)) {
     BURST_RETURN_IF_ERROR(Begin(lane));
     CopyToSelf(lane);
     if (sends_.empty() && receives_.empty()) return absl::OkStatus();
@@ -282,6 +298,25 @@ absl::Status GpuCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
     lane.posted_copies = true;
     return copies_->Post(channel, sends_, receives_);
   }
+  if (mail_ != nullptr) BURST_RETURN_IF_ERROR(PostMail(channel));
+  return sends_.empty() && receives_.empty() ? absl::OkStatus() : PostNccl(channel);
+}
+
+// Posts the messages that the mail takes, and removes them from sends_ and receives_.
+absl::Status GpuCommunicator::PostMail(Channel channel) {
+  Take(sends_, mail_sends_, [&](const SendBuffer& send) {
+    return mail_->Takes(channel, rank(), send.peer, send.bytes);
+  });
+  Take(receives_, mail_receives_, [&](const ReceiveBuffer& receive) {
+    return mail_->Takes(channel, receive.peer, rank(), receive.bytes);
+  });
+  if (mail_sends_.empty() && mail_receives_.empty()) return absl::OkStatus();
+  return mail_->Post(channel, mail_sends_, mail_receives_);
+}
+
+absl::Status GpuCommunicator::PostNccl(Channel channel) {
+  Lane& lane = this->lane(channel);
+  BURST_RETURN_IF_ERROR(Begin(lane));
   int64_t bytes = 0;
   for (const SendBuffer& send : sends_) bytes += send.bytes;
   for (const ReceiveBuffer& receive : receives_) bytes += receive.bytes;
@@ -302,9 +337,11 @@ absl::Status GpuCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
 
 absl::Status GpuCommunicator::Wait(Channel channel) {
   Lane& lane = this->lane(channel);
-  const bool waits = std::exchange(lane.posted_copies, false) || lane.posted;
+  const bool mailed = mail_ != nullptr && mail_->has_posted(channel);
+  const bool waits = std::exchange(lane.posted_copies, false) || lane.posted || mailed;
   if (waits) ScopedStreamWaits::Begin();
   if (lane.posted) Join(lane);
+  if (mailed) mail_->Join(channel);
   if (copies_ != nullptr) BURST_RETURN_IF_ERROR(copies_->Wait(channel));
   if (waits) ScopedStreamWaits::End();
   if (std::exchange(lane.posted_on_host, false)) BURST_RETURN_IF_ERROR(host_->Wait(channel));

@@ -18,6 +18,7 @@
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/gpu/nccl_link.h"
 #include "burst/comm/gpu/peer_copies.h"
+#include "burst/comm/gpu/peer_mail.h"
 #include "burst/device/cuda.h"
 #include "burst/device/progress.h"
 
@@ -28,14 +29,23 @@ struct GpuWorld {
   // `in_threads` says that all ranks are threads of this process.
   explicit GpuWorld(bool in_threads, bool ends_process = true)
       : in_threads(in_threads),
+        has_mail(!ends_process),
         watchdog(
             &failure, [this] { return links.AsyncError(); },
-            in_threads || !ends_process ? [this] { links.Abort(); } : std::function<void()>(),
+            in_threads || !ends_process ? [this] { Free(); } : std::function<void()>(),
             ends_process) {}
 
+  // Ends the waits of this process's streams for other ranks.
+  void Free() {
+    links.Abort();
+    mails.Free();
+  }
+
   const bool in_threads;
+  const bool has_mail;  // in a library, whose ranks post on all channels in one order
   FailureState failure;
   NcclLinks links{&failure};
+  PeerMails mails{&failure};
   PeerExchanges exchanges;
   FailureWatchdog watchdog;  // the last member, because it uses the others
 };
@@ -56,7 +66,10 @@ class GpuCommunicator : public Communicator {
   int WorldRank(int rank) const override { return host_->WorldRank(rank); }
 
   absl::Status Wait(Channel channel) override;
-  bool messages_are_kernels() const override { return world_size() > 1 && copies_ == nullptr; }
+  bool messages_are_kernels(int64_t bytes) const override {
+    const bool mailed = mail_ != nullptr && bytes <= PeerMail::kMostBytes;
+    return world_size() > 1 && copies_ == nullptr && !mailed;
+  }
   void Abort(const absl::Status& reason) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   absl::Status AllReduceSum(const Tensor& tensor) override;
@@ -92,6 +105,8 @@ class GpuCommunicator : public Communicator {
   absl::Status Begin(Lane& lane);
   void Join(Lane& lane);
   void CopyToSelf(Lane& lane);
+  absl::Status PostMail(Channel channel);
+  absl::Status PostNccl(Channel channel);
   // Makes calls of NCCL on the lane, in one group. The watchdog is told what they are, their bytes,
   // and one of the ranks they reach (-1: all).
   template <typename Function>
@@ -107,9 +122,10 @@ class GpuCommunicator : public Communicator {
   const int device_;
   std::array<Lane, kNumChannels> lanes_;
   std::unique_ptr<PeerCopies> copies_;  // null unless copy engines carry messages
+  std::unique_ptr<PeerMail> mail_;      // null unless it carries short messages
   // Buffers of the current Post; they are members so that their memory is reused.
-  std::vector<SendBuffer> host_sends_, sends_;
-  std::vector<ReceiveBuffer> host_receives_, receives_;
+  std::vector<SendBuffer> host_sends_, sends_, mail_sends_;
+  std::vector<ReceiveBuffer> host_receives_, receives_, mail_receives_;
 };
 
 }  // namespace burst

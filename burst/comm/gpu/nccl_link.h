@@ -1,5 +1,5 @@
 // NCCL communicators of the ranks of this process. They carry reductions between GPUs, and messages
-// between GPUs of different processes. For gpu_communicator.cc.
+// between GPUs that nothing faster carries. For gpu_communicator.cc.
 #pragma once
 
 #include <nccl.h>
