@@ -171,7 +171,7 @@ void AddOptimizationOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Lower the learning rate as cosine, linear, constant, or wsd (stable, then linear over "
           "the last fifth).");
-  t->Add("optimizer", &c->optimizer, ParseOptimizer)
+  t->Add("optimizer", &c->optimizer, kOptimizers)
       .Help(
           "Update by adamw, or the layers' matrices by muon, with AdamW's learning rate, and the "
           "rest by AdamW.");
@@ -243,7 +243,7 @@ void AddMemoryOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Divide between ranks (ZeRO) 1: the optimizer's state, 2: gradients, too, 3: "
           "parameters, too. 0: nothing.");
-  t->Add("offload", &c->offload, ParseOffload)
+  t->Add("offload", &c->offload, kOffloads)
       .MayChange()
       .Help(
           "Keep activations (what recomputed layers store), optimizer (moments and fp32 weights), "
@@ -252,17 +252,17 @@ void AddMemoryOptions(TrainConfig* c, OptionTable* t) {
 
 void AddRankOptions(TrainConfig* c, OptionTable* t) {
   t->Group("devices and ranks");
-  t->Add("device", &c->device, ParseDeviceChoice)
+  t->Add("device", &c->device, kDeviceChoices)
       .Basic()
       .MayChange()
       .Help("Train on cpu or cuda. auto: cuda where a GPU is found.");
-  t->Add("precision", &c->precision, ParsePrecision)
+  t->Add("precision", &c->precision, kPrecisions)
       .Basic()
       .MayChange()
       .Help(
           "Compute in fp32, tf32, bf16 (fp32 master weights and sums), or fp8 (bf16 with 8-bit "
           "linear products). auto: bf16 on GPUs, fp32 on CPUs.");
-  t->Add("fp8_recipe", &c->fp8_recipe, ParseFp8Recipe)
+  t->Add("fp8_recipe", &c->fp8_recipe, kFp8Recipes)
       .Help(
           "Scale fp8 by tensors (tensorwise), by rows (rowwise), or by 128 numbers of a row and "
           "128 "
@@ -317,7 +317,7 @@ void AddRankOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Refuse a run that does not fit the memory before its first step, and say what to "
           "change (//train:plan).");
-  t->Add("comm", &c->comm, ParseComm)
+  t->Add("comm", &c->comm, kCommChoices)
       .MayChange()
       .Help(
           "Connect threads, or processes of a launcher by tcp, mpi (CPUs) or nccl (GPUs). auto: "
@@ -406,7 +406,7 @@ void AddOutputOptions(TrainConfig* c, OptionTable* t) {
       .Help(
           "Write metrics.jsonl, config.json, checkpoints and loss.svg into this folder. Empty: "
           "runs/<model>-<number>.");
-  t->AddSwitch("resume", &c->resume_mode, ParseResume)
+  t->AddSwitch("resume", &c->resume_mode, kResumes)
       .Basic()
       .NotSaved()
       .Help(
@@ -430,7 +430,7 @@ void AddOutputOptions(TrainConfig* c, OptionTable* t) {
       .Unit("steps")
       .MayChange()
       .Help("Save a checkpoint after every N steps. 0: at the end alone.");
-  t->Add("checkpoint_files", &c->checkpoint_files, ParseCheckpointFiles)
+  t->Add("checkpoint_files", &c->checkpoint_files, kCheckpointFiles)
       .MayChange()
       .Help(
           "Save in one file, in a file of each rank (ranks), or never (none). auto: ranks if they "
