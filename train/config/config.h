@@ -4,7 +4,7 @@
 // TrainConfig is what the user gives; ResolveConfig checks it before anything starts and makes a
 // ResolvedConfig of it. The rest of the program sees only ResolvedConfig. A new option needs a
 // field of PlainOptions, or a field of TrainConfig and one of ResolvedConfig. It also needs a row
-// of TrainOptions (train_options.cc), and a row of conflicts.cc for each conflict.
+// in the file of its group, NAME_options.cc, with its conflicts.
 #pragma once
 
 #include <cstdint>
@@ -86,7 +86,7 @@ inline constexpr EnumName<Resume> kResumes[] = {
 inline constexpr int64_t kDefaultSteps = 1000;
 
 // Options that have the same value before and after they are resolved (but paths become absolute).
-// A field's initial value is the option's default; train_options.cc says what it is for.
+// A field's initial value is the option's default; its row says what it is for.
 struct PlainOptions : LayerMemory {
   std::string data = "kjv";  // "kjv": the King James Bible that is built in
   std::string val_data;
