@@ -13,30 +13,21 @@ namespace {
 
 enum class MaskKind { kFull, kCausal };
 constexpr EnumName<MaskKind> kMasks[] = {{MaskKind::kFull, "full"}, {MaskKind::kCausal, "causal"}};
-const char* Name(MaskKind mask) { return NameOf(mask, kMasks); }
-absl::StatusOr<MaskKind> ParseMask(absl::string_view text) { return ParseName(text, kMasks); }
 
 enum class Tiles { kOn, kOff };
 constexpr EnumName<Tiles> kTiles[] = {{Tiles::kOn, "on"}, {Tiles::kOff, "off"}};
-const char* Name(Tiles tiles) { return NameOf(tiles, kTiles); }
-absl::StatusOr<Tiles> ParseTiles(absl::string_view text) { return ParseName(text, kTiles); }
 
 enum class DTypeChoice { kAuto, kFp32, kFp64, kBf16 };
 constexpr EnumName<DTypeChoice> kDTypes[] = {{DTypeChoice::kAuto, "auto"},
                                              {DTypeChoice::kFp32, "fp32"},
                                              {DTypeChoice::kFp64, "fp64"},
                                              {DTypeChoice::kBf16, "bf16"}};
-const char* Name(DTypeChoice dtype) { return NameOf(dtype, kDTypes); }
-absl::StatusOr<DTypeChoice> ParseDType(absl::string_view text) { return ParseName(text, kDTypes); }
 
 constexpr EnumName<Experiment> kExperiments[] = {{Experiment::kAttention, "attention"},
                                                  {Experiment::kError, "error"},
                                                  {Experiment::kPrefill, "prefill"},
                                                  {Experiment::kGeneration, "generation"},
                                                  {Experiment::kTraining, "training"}};
-absl::StatusOr<Experiment> ParseExperiment(absl::string_view text) {
-  return ParseName(text, kExperiments);
-}
 
 // The options as the user gives them.
 struct ScalingConfig {
@@ -67,7 +58,7 @@ OptionTable Options(ScalingConfig* c) {
   const OptionTable train = TrainOptions(&c->train);
   OptionTable t;
   t.Group("What");
-  t.Add("experiment", &c->experiment, ParseExperiment)
+  t.Add("experiment", &c->experiment, kExperiments)
       .Help(
           "attention (time, memory and bytes of attention alone), error (of its results, against "
           "double precision), prefill (time to first token of a whole model), generation (that, "
@@ -96,8 +87,8 @@ OptionTable Options(ScalingConfig* c) {
   t.Add("heads", &c->heads).Help("Query heads.");
   t.Add("kv_heads", &c->kv_heads).Help("KV heads, which divide the query heads. 0: as many.");
   t.Add("head_dim", &c->head_dim).Help("Channels of a head.");
-  t.Add("mask", &c->mask, ParseMask).Help("full or causal.");
-  t.Add("tiles", &c->tiles, ParseTiles)
+  t.Add("mask", &c->mask, kMasks).Help("full or causal.");
+  t.Add("tiles", &c->tiles, kTiles)
       .Help(
           "on: attention tile by tile. off: by whole score matrices, on the CPU, for small "
           "lengths.");
@@ -105,7 +96,7 @@ OptionTable Options(ScalingConfig* c) {
       .Help(
           "Keys of a tile, on the CPU: a list, to see what tile size does. Empty: the kernels' "
           "own.");
-  t.Add("dtype", &c->dtype, ParseDType).Help("fp32, fp64 (cpu), bf16, or auto: bf16 on GPUs.");
+  t.Add("dtype", &c->dtype, kDTypes).Help("fp32, fp64 (cpu), bf16, or auto: bf16 on GPUs.");
 
   t.Group("Whole models");
   t.AddShared(train, "model");
@@ -182,7 +173,7 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
     return InvalidOption("recompute_segment", "not used without --recompute");
   }
   if (OffloadsActivations(c.train.offload) && !recomputes) {
-    return InvalidOption("offload", Name(c.train.offload),
+    return InvalidOption("offload", NameOf(c.train.offload, kOffloads),
                          " is not used without --recompute; give optimizer");
   }
   const bool several = c.ranks.empty() || *std::max_element(c.ranks.begin(), c.ranks.end()) > 1;

@@ -7,12 +7,12 @@
 //       {kExact, kPipeline, "its sums depend on the number of ranks"}};
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "burst/base/status.h"
 #include "burst/cli/options.h"
 
@@ -70,8 +70,8 @@ class ConflictTable {
 };
 
 // The error of the first conflict that `config` has. `given`: the options as the user gave them.
-template <typename Config, size_t n>
-absl::Status CheckConflicts(const Conflict<Config> (&conflicts)[n], const Config& config,
+template <typename Config>
+absl::Status CheckConflicts(absl::Span<const Conflict<Config>> conflicts, const Config& config,
                             const OptionTable& given) {
   for (const Conflict<Config>& c : conflicts) {
     if (c.one.holds(config) && c.other.holds(config)) {
@@ -82,22 +82,22 @@ absl::Status CheckConflicts(const Conflict<Config> (&conflicts)[n], const Config
 }
 
 // Whether `config` has no conflict.
-template <typename Config, size_t n>
-bool Allowed(const Conflict<Config> (&conflicts)[n], const Config& config) {
+template <typename Config>
+bool Allowed(absl::Span<const Conflict<Config>> conflicts, const Config& config) {
   for (const Conflict<Config>& c : conflicts) {
     if (c.one.holds(config) && c.other.holds(config)) return false;
   }
   return true;
 }
 
-template <typename Config, size_t n>
-void AddConflictsToHelp(const Conflict<Config> (&conflicts)[n], OptionTable* table) {
+template <typename Config>
+void AddConflictsToHelp(absl::Span<const Conflict<Config>> conflicts, OptionTable* table) {
   for (const Conflict<Config>& c : conflicts) AddConflictToHelp(c.one, c.other, table);
 }
 
 // A Markdown table of all conflicts.
-template <typename Config, size_t n>
-std::string ConflictPage(const Conflict<Config> (&conflicts)[n]) {
+template <typename Config>
+std::string ConflictPage(absl::Span<const Conflict<Config>> conflicts) {
   ConflictTable table;
   for (const Conflict<Config>& c : conflicts) table.Add(c.one, c.other);
   return table.Markdown();

@@ -16,6 +16,7 @@
 // is in a table of conflicts (conflicts.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -30,6 +31,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 
 namespace burst {
@@ -141,7 +143,7 @@ class OptionTable {
         [field] { return PrintOption(*field); });
   }
 
-  // Adds an enum option. Its texts are the results of Name(value) (burst/base/enum_names.h).
+  // Adds an enum option. Its texts are the results of Name(value), which `parse` reads.
   template <typename Enum>
   Option& Add(absl::string_view name, Enum* field,
               absl::StatusOr<Enum> (*parse)(absl::string_view text)) {
@@ -154,13 +156,28 @@ class OptionTable {
         [field] { return std::string(Name(*field)); });
   }
 
-  // An enum of which "true" and "false" are two of the texts: --name means --name=true, and
+  // Adds an enum option. Its texts are in `names`, which must outlive the table.
+  template <typename Enum, size_t n>
+  Option& Add(absl::string_view name, Enum* field, const EnumName<Enum> (&names)[n]) {
+    return AddRow(
+        name, Option::Type::kText,
+        [field, &names](absl::string_view text) -> absl::Status {
+          BURST_ASSIGN_OR_RETURN(*field, ParseName(text, names));
+          return absl::OkStatus();
+        },
+        [field, &names] { return std::string(NameOf(*field, names)); });
+  }
+
+  // Adds an enum of which "true" and "false" are two of the names: --name means --name=true, and
   // --noname means --name=false.
-  template <typename Enum>
-  Option& AddSwitch(absl::string_view name, Enum* field,
-                    absl::StatusOr<Enum> (*parse)(absl::string_view text)) {
-    Option& row = Add(name, field, parse);
+  template <typename Enum, size_t n>
+  Option& AddSwitch(absl::string_view name, Enum* field, const EnumName<Enum> (&names)[n]) {
+    Option& row = Add(name, field, names);
     row.type = Option::Type::kBool;
+    row.set = [set = std::move(row.set)](absl::string_view text) {
+      bool flag = false;  // a bool option's other texts, such as 1, are valid
+      return set(ParseOption(text, &flag).ok() ? PrintOption(flag) : text);
+    };
     return row;
   }
 

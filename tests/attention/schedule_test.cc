@@ -109,139 +109,173 @@ TEST(ScheduleTest, MasksMatchTheDefinition) {
 //    - what a round needs has arrived when it begins (blocks) or ends (gradients);
 //    - each needed (block, host) pair is computed exactly once;
 //    - gradients return complete, and the tokens are those that the routes announce.
-void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_sent) {
-  const int world_size = static_cast<int>(schedules.size());
-  const int per_node = schedules[0].ranks_per_node();
-  const auto route = [&](int rank) -> const RingRoute& {
-    return queries_are_sent ? schedules[rank].query_route() : schedules[rank].kv_route();
-  };
-  const auto check_peer = [&](int from, int to, Link link) {
-    EXPECT_NE(from, to);
-    EXPECT_EQ(from / per_node == to / per_node, link == Link::kIntra);
-  };
-  const auto length = [&](int rank) { return route(0).lengths[rank]; };
+class RouteWalk {
+ public:
+  RouteWalk(const std::vector<RingSchedule>& schedules, bool queries_are_sent)
+      : schedules_(schedules),
+        queries_are_sent_(queries_are_sent),
+        world_size_(static_cast<int>(schedules.size())),
+        per_node_(schedules[0].ranks_per_node()),
+        has_(world_size_, std::vector<int>(world_size_, -1)),
+        arrived_(world_size_),
+        returned_(world_size_),
+        computed_(world_size_) {
+    for (Link link : kLinks) gradients_[link].resize(world_size_);
+    for (int rank = 0; rank < world_size_; ++rank) has_[rank][0] = rank;
+  }
 
+  void Walk() {
+    for (int t = 0; t < world_size_; ++t) {
+      for (int rank = 0; rank < world_size_; ++rank) ASSERT_NO_FATAL_FAILURE(SendBlock(t, rank));
+      for (int rank = 0; rank < world_size_; ++rank) Compute(t, rank);
+      for (int rank = 0; rank < world_size_; ++rank) SendGradient(t, rank);
+    }
+    for (int rank = 0; rank < world_size_; ++rank) CheckEnd(rank);
+  }
+
+ private:
   struct Message {
     int source;                // owner of the block
     std::set<int> added = {};  // ranks that have added to a gradient
   };
-  using Arrivals = std::vector<std::vector<Message>>;  // by rank
-  std::vector<std::vector<int>> has(world_size);       // blocks by round: [rank][round], -1: none
-  PerLink<Arrivals> gradients;                         // posted and not yet awaited
-  std::vector<std::set<int>> returned(world_size), computed(world_size);
-  std::vector<std::vector<Message>> arrived(world_size);  // partial gradients that a rank has
-  for (Link link : kLinks) gradients[link].resize(world_size);
-  for (int rank = 0; rank < world_size; ++rank) {
-    has[rank].assign(world_size, -1);
-    has[rank][0] = rank;
+
+  const RingRoute& Route(int rank) const {
+    return queries_are_sent_ ? schedules_[rank].query_route() : schedules_[rank].kv_route();
   }
-  PerLink<int64_t> block_tokens, gradient_tokens;
-  for (int t = 0; t < world_size; ++t) {
-    const bool first = t % per_node == 0, last = (t + 1) % per_node == 0;
-    // Block transfers.
-    for (int rank = 0; rank < world_size; ++rank) {
-      const RingRound& round = route(rank).rounds[t];
-      for (Link link : kLinks) {
-        const RingTransfer& transfer = round.block[link];
-        if (link == Link::kInter) {
-          EXPECT_TRUE(first || (transfer.to < 0 && transfer.from < 0));
-        }
-        if (transfer.to >= 0) {
-          const int block = link == Link::kInter || first ? has[rank][t] : has[rank][t - 1];
-          ASSERT_GE(block, 0);
-          check_peer(rank, transfer.to, link);
-          const RingTransfer& other = route(transfer.to).rounds[t].block[link];
-          EXPECT_EQ(other.from, rank);
-          EXPECT_EQ(other.arriving, block);
-          block_tokens[link] += length(block);
-        }
-        if (transfer.from >= 0) {
-          EXPECT_EQ(route(transfer.from).rounds[t].block[link].to, rank);
-          const int arrives = link == Link::kIntra ? t + 1 : t + per_node;
-          ASSERT_LT(arrives, world_size);
-          EXPECT_TRUE(link == Link::kInter || !last);
-          EXPECT_EQ(has[rank][arrives], -1);
-          has[rank][arrives] = transfer.arriving;
-        }
-      }
-    }
-    // Computation, and the gradients that have arrived when it is done.
-    for (int rank = 0; rank < world_size; ++rank) {
-      const RingRound& round = route(rank).rounds[t];
-      const bool needed = !(queries_are_sent ? schedules[rank].for_queries_of(round.source)
-                                             : schedules[rank].for_keys_of(round.source))
-                               .none();
-      EXPECT_EQ(round.compute, needed);
-      EXPECT_TRUE(computed[rank].insert(round.source).second) << "every block once";
-      if (round.compute) {
-        EXPECT_EQ(has[rank][t], round.source);
-      }
-      for (Link link : kLinks) {
-        if (link == Link::kInter && !last) continue;
-        for (Message& message : gradients[link][rank]) {
-          if (message.source == rank) {
-            for (int other : message.added) EXPECT_TRUE(returned[rank].insert(other).second);
-          } else {
-            arrived[rank].push_back(message);
-          }
-        }
-        gradients[link][rank].clear();
-      }
-      EXPECT_LE(arrived[rank].size(), 3u) << "few buffers";
-    }
-    // Gradient transfers.
-    for (int rank = 0; rank < world_size; ++rank) {
-      const RingRound& round = route(rank).rounds[t];
-      Message sum = {round.source};
-      if (t > 0 && round.compute) sum.added.insert(rank);
-      std::vector<Message> kept;
-      for (const Message& message : arrived[rank]) {
-        if (message.source == round.source) {
-          for (int other : message.added) EXPECT_TRUE(sum.added.insert(other).second);
-        } else {
-          EXPECT_EQ(message.source, route(rank).rounds[t + 1].source) << "at most a round ahead";
-          kept.push_back(message);
-        }
-      }
-      arrived[rank] = kept;
-      int sent = 0;
-      for (Link link : kLinks) {
-        const RingTransfer& transfer = round.gradient[link];
-        if (transfer.from >= 0) {
-          EXPECT_EQ(route(transfer.from).rounds[t].gradient[link].to, rank);
-        }
-        if (transfer.to < 0) continue;
-        ++sent;
-        check_peer(rank, transfer.to, link);
-        EXPECT_TRUE(gradients[link][transfer.to].empty()) << "one in transit at a time";
-        gradients[link][transfer.to].push_back(sum);
-        EXPECT_EQ(route(transfer.to).rounds[t].gradient[link].from, rank);
-        EXPECT_EQ(route(transfer.to).rounds[t].gradient[link].arriving, round.source);
-        gradient_tokens[link] += length(round.source);
-      }
-      EXPECT_EQ(sent, sum.added.empty() ? 0 : 1);
-    }
+  const RingRound& Round(int t, int rank) const { return Route(rank).rounds[t]; }
+  int64_t Length(int block) const { return Route(0).lengths[block]; }
+  bool IsFirst(int t) const { return t % per_node_ == 0; }  // of the rounds within nodes
+  bool IsLast(int t) const { return (t + 1) % per_node_ == 0; }
+  bool IsNeeded(int rank, int source) const {
+    const RingSchedule& schedule = schedules_[rank];
+    return !(queries_are_sent_ ? schedule.for_queries_of(source) : schedule.for_keys_of(source))
+                .none();
   }
-  for (int rank = 0; rank < world_size; ++rank) {
+
+  void CheckPeer(int from, int to, Link link) const {
+    EXPECT_NE(from, to);
+    EXPECT_EQ(from / per_node_ == to / per_node_, link == Link::kIntra);
+  }
+
+  void SendBlock(int t, int rank) {
     for (Link link : kLinks) {
-      for (const Message& message : gradients[link][rank]) {
+      const RingTransfer& transfer = Round(t, rank).block[link];
+      if (link == Link::kInter) {
+        EXPECT_TRUE(IsFirst(t) || (transfer.to < 0 && transfer.from < 0));
+      }
+      if (transfer.to >= 0) {
+        const bool own = link == Link::kInter || IsFirst(t);
+        const int block = own ? has_[rank][t] : has_[rank][t - 1];
+        ASSERT_GE(block, 0);
+        CheckPeer(rank, transfer.to, link);
+        const RingTransfer& other = Round(t, transfer.to).block[link];
+        EXPECT_EQ(other.from, rank);
+        EXPECT_EQ(other.arriving, block);
+        block_tokens_[link] += Length(block);
+      }
+      if (transfer.from >= 0) {
+        EXPECT_EQ(Round(t, transfer.from).block[link].to, rank);
+        const int arrives = link == Link::kIntra ? t + 1 : t + per_node_;
+        ASSERT_LT(arrives, world_size_);
+        EXPECT_TRUE(link == Link::kInter || !IsLast(t));
+        EXPECT_EQ(has_[rank][arrives], -1);
+        has_[rank][arrives] = transfer.arriving;
+      }
+    }
+  }
+
+  // Computes, and takes the gradients that have arrived when that is done.
+  void Compute(int t, int rank) {
+    const RingRound& round = Round(t, rank);
+    EXPECT_EQ(round.compute, IsNeeded(rank, round.source));
+    EXPECT_TRUE(computed_[rank].insert(round.source).second) << "every block once";
+    if (round.compute) {
+      EXPECT_EQ(has_[rank][t], round.source);
+    }
+    for (Link link : kLinks) {
+      if (link == Link::kInter && !IsLast(t)) continue;
+      for (Message& message : gradients_[link][rank]) {
+        if (message.source == rank) {
+          Return(message);
+        } else {
+          arrived_[rank].push_back(message);
+        }
+      }
+      gradients_[link][rank].clear();
+    }
+    EXPECT_LE(arrived_[rank].size(), 3u) << "few buffers";
+  }
+
+  void Return(const Message& message) {
+    for (int other : message.added) EXPECT_TRUE(returned_[message.source].insert(other).second);
+  }
+
+  void SendGradient(int t, int rank) {
+    const RingRound& round = Round(t, rank);
+    const Message sum = SumOf(t, rank);
+    int sent = 0;
+    for (Link link : kLinks) {
+      const RingTransfer& transfer = round.gradient[link];
+      if (transfer.from >= 0) {
+        EXPECT_EQ(Round(t, transfer.from).gradient[link].to, rank);
+      }
+      if (transfer.to < 0) continue;
+      ++sent;
+      CheckPeer(rank, transfer.to, link);
+      EXPECT_TRUE(gradients_[link][transfer.to].empty()) << "one in transit at a time";
+      gradients_[link][transfer.to].push_back(sum);
+      EXPECT_EQ(Round(t, transfer.to).gradient[link].from, rank);
+      EXPECT_EQ(Round(t, transfer.to).gradient[link].arriving, round.source);
+      gradient_tokens_[link] += Length(round.source);
+    }
+    EXPECT_EQ(sent, sum.added.empty() ? 0 : 1);
+  }
+
+  // Returns the gradient of the round's block: this rank's part, and what has arrived of it.
+  Message SumOf(int t, int rank) {
+    const RingRound& round = Round(t, rank);
+    Message sum = {round.source};
+    if (t > 0 && round.compute) sum.added.insert(rank);
+    std::vector<Message> kept;
+    for (const Message& message : arrived_[rank]) {
+      if (message.source == round.source) {
+        for (int other : message.added) EXPECT_TRUE(sum.added.insert(other).second);
+      } else {
+        EXPECT_EQ(message.source, Round(t + 1, rank).source) << "at most a round ahead";
+        kept.push_back(message);
+      }
+    }
+    arrived_[rank] = kept;
+    return sum;
+  }
+
+  void CheckEnd(int rank) {
+    for (Link link : kLinks) {
+      for (const Message& message : gradients_[link][rank]) {
         EXPECT_EQ(message.source, rank);
-        for (int other : message.added) EXPECT_TRUE(returned[rank].insert(other).second);
+        Return(message);
       }
     }
     std::set<int> expected;
-    for (int other = 0; other < world_size; ++other) {
-      const KernelMask& keys = queries_are_sent ? schedules[other].for_queries_of(rank)
-                                                : schedules[other].for_keys_of(rank);
-      if (other != rank && !keys.none()) expected.insert(other);
+    for (int other = 0; other < world_size_; ++other) {
+      if (other != rank && IsNeeded(other, rank)) expected.insert(other);
     }
-    EXPECT_EQ(returned[rank], expected);
+    EXPECT_EQ(returned_[rank], expected);
     for (Link link : kLinks) {
-      EXPECT_EQ(route(rank).block_tokens[link], block_tokens[link]);
-      EXPECT_EQ(route(rank).gradient_tokens[link], gradient_tokens[link]);
+      EXPECT_EQ(Route(rank).block_tokens[link], block_tokens_[link]);
+      EXPECT_EQ(Route(rank).gradient_tokens[link], gradient_tokens_[link]);
     }
   }
-}
+
+  const std::vector<RingSchedule>& schedules_;
+  const bool queries_are_sent_;
+  const int world_size_, per_node_;
+  std::vector<std::vector<int>> has_;                     // the block by [rank][round]; -1: none
+  PerLink<std::vector<std::vector<Message>>> gradients_;  // by rank: posted and not yet awaited
+  std::vector<std::vector<Message>> arrived_;             // by rank: partial gradients it has
+  std::vector<std::set<int>> returned_, computed_;        // by rank
+  PerLink<int64_t> block_tokens_, gradient_tokens_;
+};
 
 // Pairs of ranks and ranks on a node; 0 means one flat ring.
 constexpr std::pair<int, int> kRings[] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 0}, {8, 0},
@@ -260,8 +294,8 @@ TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
             schedules.push_back(
                 Schedule(c, *TokenShard::Create(rank, world_size, layout, seqlen), per_node));
           }
-          SimulateRoute(schedules, /*queries_are_sent=*/false);
-          SimulateRoute(schedules, /*queries_are_sent=*/true);
+          RouteWalk(schedules, /*queries_are_sent=*/false).Walk();
+          RouteWalk(schedules, /*queries_are_sent=*/true).Walk();
         }
       }
     }

@@ -1,6 +1,7 @@
 // Tests models whose layers are recomputed in the backward pass. Losses and gradients have the same
-// bits as in models that store everything, with every strategy. Memory and messages have the sizes
-// that follow from the shapes. tape_test tests the op on the tape, and trainer_test whole runs.
+// bits as in models that store everything, with every strategy. Messages have the sizes that follow
+// from the shapes. recompute_memory_test tests memory, tape_test the op on the tape, and
+// trainer_test whole runs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,9 +14,9 @@
 #include "burst/attention/strategy.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/status.h"
-#include "burst/device/memory.h"
 #include "model/transformer.h"
 #include "tests/attention/sequence_problem.h"
+#include "tests/model/saving.h"
 #include "tests/model/small_models.h"
 
 namespace burst {
@@ -23,24 +24,10 @@ namespace {
 
 using Values = std::vector<double>;
 
-ModelConfig Model(Family family) {
-  ModelConfig config;
-  config.family = family;
-  config.layers = 3;
-  config.width = 32;
-  config.heads = 4;
-  config.kv_heads = family == Family::kLlama ? 2 : 4;
-  config.ffn = 64;
-  config.vocab = 13;
-  config.context = 24;
-  config.dropout = 0.25;
-  return config;
-}
-
 // Returns a model with sinks, and with changed scores if kernels support them. A llama normalizes
 // after its branches.
 ModelConfig ModelOfChangedScores(Family family) {
-  ModelConfig config = Model(family);
+  ModelConfig config = RecomputedModel(family);
   if (family == Family::kLlama) config.norm_position = NormPosition::kAfter;
   config.attention_sinks = true;
   if (kTestDevice == DeviceType::kCpu) {
@@ -55,24 +42,6 @@ struct Step {
   std::vector<int> ready;  // how often each parameter's gradient was said to be complete
   int64_t forward_bytes = 0, backward_bytes = 0;  // bytes that attention sends
 };
-
-struct Saving {
-  Recompute recompute = Recompute::kNone;
-  int64_t ffn_chunk = 0;
-  bool offload = false;
-  int64_t head_chunk = 0;
-  int64_t segment = 1;
-};
-
-void Set(const Saving& saving, Transformer* model) {
-  ExecutionPlan plan;
-  plan.recompute = saving.recompute;
-  plan.recompute_segment = saving.segment;
-  plan.ffn_chunk = saving.ffn_chunk;
-  plan.head_chunk = saving.head_chunk;
-  plan.offload.activations = saving.offload;
-  model->SetExecution(plan);
-}
 
 absl::StatusOr<Step> TakeStep(const Saving& saving, SequenceParallelAttention& attention,
                               const SequenceBatch& batch, Transformer& model) {
@@ -117,6 +86,180 @@ struct Ranks {
   int64_t window = 0;  // of the first of three layers
 };
 
+constexpr Recompute kOfLayers[] = {Recompute::kFull, Recompute::kSelective};
+
+void ExpectReadyOnce(const Step& step) {
+  EXPECT_EQ(step.ready, std::vector<int>(step.ready.size(), 1));
+}
+
+// Compares steps that save memory with a step that stores everything, on one rank.
+class Comparison {
+ public:
+  Comparison(const Ranks& ranks, const ModelConfig& config, DType dtype, const SequenceBatch& batch,
+             SequenceParallelAttention* attention, Transformer* model, Communicator* comm)
+      : ranks_(ranks),
+        config_(config),
+        batch_(batch),
+        attention_(*attention),
+        model_(*model),
+        comm_(*comm),
+        bound_(dtype == DType::kFloat64   ? 1e-12
+               : dtype == DType::kFloat32 ? 1e-4
+                                          : 0.05),
+        exchanges_(ranks.strategy == Strategy::kUlysses ||
+                   ranks.strategy == Strategy::kBurstUlysses),
+        has_ring_(HasRing(ranks.strategy) && ranks.group == 1) {}
+
+  absl::Status Run() {
+    BURST_ASSIGN_OR_RETURN(kept_, Take({}));
+    for (const Recompute recompute : kOfLayers) BURST_RETURN_IF_ERROR(OfLayers(recompute));
+    BURST_RETURN_IF_ERROR(OfHalfOfTheSequence());
+    BURST_RETURN_IF_ERROR(OfSegments());
+    if (ranks_.tensor_parallel != Ranks::kNo) return absl::OkStatus();
+    BURST_RETURN_IF_ERROR(InChunks());
+    // A group of heads may be too small to be divided.
+    const int divisor = ranks_.group > 1 ? ranks_.group : ranks_.ranks;
+    if (exchanges_ && config_.heads / 2 % divisor != 0) return absl::OkStatus();
+    return InGroupsOfHeads();
+  }
+
+ private:
+  absl::StatusOr<Step> Take(const Saving& saving) const {
+    return TakeStep(saving, attention_, batch_, model_);
+  }
+
+  absl::Status OfLayers(Recompute recompute) const {
+    SCOPED_TRACE(Name(recompute));
+    BURST_ASSIGN_OR_RETURN(const Step again, Take({recompute}));
+    EXPECT_EQ(again.loss, kept_.loss);
+    EXPECT_EQ(again.gradients, kept_.gradients);
+    ExpectReadyOnce(again);
+    EXPECT_EQ(again.backward_bytes, kept_.backward_bytes);
+    if (recompute == Recompute::kFull) {
+      EXPECT_EQ(again.forward_bytes, 2 * kept_.forward_bytes);
+    } else if (has_ring_) {
+      EXPECT_EQ(again.forward_bytes, kept_.forward_bytes) << "attention's result is kept";
+    } else if (ranks_.strategy == Strategy::kUlysses && ranks_.ranks == 2) {
+      // q, k and v are gathered again. Only out, which is as large as q, is not sent back a second
+      // time.
+      const int64_t qkv = config_.heads + 2 * config_.kv_heads, all = qkv + config_.heads;
+      EXPECT_EQ(again.forward_bytes * all, kept_.forward_bytes * (all + qkv));
+    }
+    // The tensors that layers keep are in the host's memory meanwhile.
+    for (int run = 0; run < 2; ++run) {
+      BURST_ASSIGN_OR_RETURN(const Step offloaded, Take({recompute, 0, /*offload=*/true}));
+      EXPECT_EQ(offloaded.loss, kept_.loss);
+      EXPECT_EQ(offloaded.gradients, kept_.gradients);
+      EXPECT_EQ(offloaded.ready, again.ready);
+      EXPECT_EQ(offloaded.backward_bytes, kept_.backward_bytes);
+    }
+    return absl::OkStatus();
+  }
+
+  // Only the later half's result of attention is kept. For the other half, blocks go around again.
+  absl::Status OfHalfOfTheSequence() const {
+    for (const Saving& saving :
+         {Saving{Recompute::kSequence}, Saving{Recompute::kSequence, 0, true},
+          Saving{Recompute::kSequence, 0, false, 0, 2}}) {
+      BURST_ASSIGN_OR_RETURN(const Step late, Take(saving));
+      EXPECT_EQ(late.loss, kept_.loss);
+      ExpectNear(late.gradients, kept_.gradients, bound_);
+      ExpectReadyOnce(late);
+      if (exchanges_) continue;  // out and lse are gathered again
+      EXPECT_EQ(late.backward_bytes, kept_.backward_bytes);
+    }
+    return absl::OkStatus();
+  }
+
+  // Stores the input of the first of two layers in a row, and of the third layer by itself.
+  absl::Status OfSegments() const {
+    for (const Recompute recompute : kOfLayers) {
+      for (const bool offload : {false, true}) {
+        BURST_ASSIGN_OR_RETURN(const Step rows, Take({recompute, 0, offload, 0, 2}));
+        EXPECT_EQ(rows.loss, kept_.loss);
+        EXPECT_EQ(rows.gradients, kept_.gradients);
+        ExpectReadyOnce(rows);
+        EXPECT_EQ(rows.backward_bytes, kept_.backward_bytes);
+        if (recompute == Recompute::kFull) {
+          EXPECT_EQ(rows.forward_bytes, 3 * kept_.forward_bytes);
+        } else if (has_ring_) {
+          EXPECT_EQ(rows.forward_bytes, 2 * kept_.forward_bytes);
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Chunks change roundings alone, and recomputation of layers changes nothing about them.
+  absl::Status InChunks() const {
+    BURST_ASSIGN_OR_RETURN(const Step chunked, Take({Recompute::kNone, 5}));
+    ExpectNear(chunked.loss, kept_.loss, bound_);
+    ExpectNear(chunked.gradients, kept_.gradients, bound_);
+    ExpectReadyOnce(chunked);
+    for (const Recompute recompute : kOfLayers) {
+      BURST_ASSIGN_OR_RETURN(const Step again, Take({recompute, 5}));
+      EXPECT_EQ(again.loss, chunked.loss);
+      EXPECT_EQ(again.gradients, chunked.gradients);
+    }
+    return absl::OkStatus();
+  }
+
+  // Groups of heads change roundings alone, too. They are projected once more, but attended to
+  // once; K and V, and their gradients, go around a ring once.
+  absl::Status InGroupsOfHeads() const {
+    const int64_t group = config_.kv_heads / 2;
+    BURST_ASSIGN_OR_RETURN(const Step grouped, Take({Recompute::kNone, 0, false, group}));
+    ExpectNearOverRanks(grouped);
+    if (!exchanges_) {  // otherwise ranks may share a KV head, and send it more often
+      EXPECT_EQ(grouped.forward_bytes, kept_.forward_bytes);
+      EXPECT_EQ(grouped.backward_bytes, kept_.backward_bytes);
+    }
+    for (const Recompute recompute : kOfLayers) {
+      for (const bool offload : {false, true}) {
+        BURST_ASSIGN_OR_RETURN(const Step again, Take({recompute, 0, offload, group}));
+        EXPECT_EQ(again.loss, grouped.loss) << Name(recompute);
+        EXPECT_EQ(again.gradients, grouped.gradients) << Name(recompute);
+        EXPECT_EQ(again.backward_bytes, grouped.backward_bytes);
+        if (exchanges_) continue;
+        EXPECT_EQ(again.forward_bytes,
+                  (recompute == Recompute::kFull ? 2 : 1) * grouped.forward_bytes);
+      }
+    }
+    // The tokens of a group also go through the projections in chunks.
+    BURST_ASSIGN_OR_RETURN(const Step both, Take({Recompute::kNone, 5, false, group}));
+    ExpectNearOverRanks(both);
+    for (const Recompute recompute : kOfLayers) {
+      BURST_ASSIGN_OR_RETURN(const Step again, Take({recompute, 5, true, group}));
+      EXPECT_EQ(again.loss, both.loss);
+      EXPECT_EQ(again.gradients, both.gradients);
+    }
+    return absl::OkStatus();
+  }
+
+  // In an all-to-all, a rank has the gradients of the sinks of the heads that it computes. Groups
+  // of heads give it other heads. So this compares sums over the ranks.
+  void ExpectNearOverRanks(const Step& step) const {
+    const auto of_all_ranks = [this](const Values& own) {
+      const Tensor sum = Tensor::FromVector(own, {static_cast<int64_t>(own.size())}, kTestDevice);
+      EXPECT_TRUE(comm_.AllReduceSum(sum).ok());
+      return sum.ToVector<double>();
+    };
+    ExpectNear(step.loss, kept_.loss, bound_);
+    ExpectNear(of_all_ranks(step.gradients), of_all_ranks(kept_.gradients), bound_);
+    ExpectReadyOnce(step);
+  }
+
+  const Ranks& ranks_;
+  const ModelConfig& config_;
+  const SequenceBatch& batch_;
+  SequenceParallelAttention& attention_;
+  Transformer& model_;
+  Communicator& comm_;
+  const double bound_;
+  const bool exchanges_, has_ring_;
+  Step kept_;
+};
+
 absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Communicator& comm) {
   ModelConfig config = ModelOfChangedScores(family);
   if (ranks.window > 0) config.full_layers = {1, 2};
@@ -136,123 +279,7 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules,
                          SchedulesOf(config, *attention, text, ranks.window));
   const SequenceBatch batch = Cut(text, schedules);
-  BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
-  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
-    SCOPED_TRACE(Name(recompute));
-    BURST_ASSIGN_OR_RETURN(const Step again, TakeStep({recompute}, *attention, batch, *model));
-    EXPECT_EQ(again.loss, kept.loss);
-    EXPECT_EQ(again.gradients, kept.gradients);
-    EXPECT_EQ(again.ready, std::vector<int>(again.ready.size(), 1));
-    EXPECT_EQ(again.backward_bytes, kept.backward_bytes);
-    if (recompute == Recompute::kFull) {
-      EXPECT_EQ(again.forward_bytes, 2 * kept.forward_bytes);
-    } else if (HasRing(ranks.strategy) && ranks.group == 1) {
-      EXPECT_EQ(again.forward_bytes, kept.forward_bytes) << "attention's result is kept";
-    } else if (ranks.strategy == Strategy::kUlysses && ranks.ranks == 2) {
-      // q, k and v are gathered again. Only out, which is as large as q, is not sent back a second
-      // time.
-      const int64_t qkv = config.heads + 2 * config.kv_heads, all = qkv + config.heads;
-      EXPECT_EQ(again.forward_bytes * all, kept.forward_bytes * (all + qkv));
-    }
-    // The tensors that layers keep are in the host's memory meanwhile.
-    for (int run = 0; run < 2; ++run) {
-      BURST_ASSIGN_OR_RETURN(const Step offloaded,
-                             TakeStep({recompute, 0, true}, *attention, batch, *model));
-      EXPECT_EQ(offloaded.loss, kept.loss);
-      EXPECT_EQ(offloaded.gradients, kept.gradients);
-      EXPECT_EQ(offloaded.ready, again.ready);
-      EXPECT_EQ(offloaded.backward_bytes, kept.backward_bytes);
-    }
-  }
-  const bool exchanges =
-      ranks.strategy == Strategy::kUlysses || ranks.strategy == Strategy::kBurstUlysses;
-  // Only the later half's result of attention is kept. For the other half, blocks go around again.
-  const double bound = dtype == DType::kFloat64 ? 1e-12 : dtype == DType::kFloat32 ? 1e-4 : 0.05;
-  for (const Saving& saving : {Saving{Recompute::kSequence}, Saving{Recompute::kSequence, 0, true},
-                               Saving{Recompute::kSequence, 0, false, 0, 2}}) {
-    BURST_ASSIGN_OR_RETURN(const Step late, TakeStep(saving, *attention, batch, *model));
-    EXPECT_EQ(late.loss, kept.loss);
-    ExpectNear(late.gradients, kept.gradients, bound);
-    EXPECT_EQ(late.ready, std::vector<int>(late.ready.size(), 1));
-    if (exchanges) continue;  // out and lse are gathered again
-    EXPECT_EQ(late.backward_bytes, kept.backward_bytes);
-  }
-  // Stores the input of the first of two layers in a row, and of the third layer by itself.
-  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
-    for (const bool offload : {false, true}) {
-      BURST_ASSIGN_OR_RETURN(const Step rows,
-                             TakeStep({recompute, 0, offload, 0, 2}, *attention, batch, *model));
-      EXPECT_EQ(rows.loss, kept.loss);
-      EXPECT_EQ(rows.gradients, kept.gradients);
-      EXPECT_EQ(rows.ready, std::vector<int>(rows.ready.size(), 1));
-      EXPECT_EQ(rows.backward_bytes, kept.backward_bytes);
-      if (recompute == Recompute::kFull) {
-        EXPECT_EQ(rows.forward_bytes, 3 * kept.forward_bytes);
-      } else if (HasRing(ranks.strategy) && ranks.group == 1) {
-        EXPECT_EQ(rows.forward_bytes, 2 * kept.forward_bytes);
-      }
-    }
-  }
-  if (parallel.ranks() > 1) return absl::OkStatus();
-  // Chunks change roundings alone, and recomputation of layers changes nothing about them.
-  BURST_ASSIGN_OR_RETURN(const Step chunked,
-                         TakeStep({Recompute::kNone, 5}, *attention, batch, *model));
-  ExpectNear(chunked.loss, kept.loss, bound);
-  ExpectNear(chunked.gradients, kept.gradients, bound);
-  EXPECT_EQ(chunked.ready, std::vector<int>(chunked.ready.size(), 1));
-  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
-    BURST_ASSIGN_OR_RETURN(const Step again, TakeStep({recompute, 5}, *attention, batch, *model));
-    EXPECT_EQ(again.loss, chunked.loss);
-    EXPECT_EQ(again.gradients, chunked.gradients);
-  }
-  // So do groups of heads. They are projected once more, but attended to once; K and V, and their
-  // gradients, go around a ring once.
-  const int64_t group = config.kv_heads / 2;
-  if (exchanges && config.heads / 2 % (ranks.group > 1 ? ranks.group : ranks.ranks) != 0) {
-    return absl::OkStatus();  // a group is too small to be divided
-  }
-  // In an all-to-all, a rank has the gradients of the sinks of the heads that it computes. Groups
-  // of heads give it other heads. So the test compares sums over the ranks.
-  const auto of_all_ranks = [&comm](const Values& own) {
-    const Tensor sum = Tensor::FromVector(own, {static_cast<int64_t>(own.size())}, kTestDevice);
-    EXPECT_TRUE(comm.AllReduceSum(sum).ok());
-    return sum.ToVector<double>();
-  };
-  const Values gradients = of_all_ranks(kept.gradients);
-  BURST_ASSIGN_OR_RETURN(const Step grouped,
-                         TakeStep({Recompute::kNone, 0, false, group}, *attention, batch, *model));
-  ExpectNear(grouped.loss, kept.loss, bound);
-  ExpectNear(of_all_ranks(grouped.gradients), gradients, bound);
-  EXPECT_EQ(grouped.ready, std::vector<int>(grouped.ready.size(), 1));
-  if (!exchanges) {  // otherwise ranks may share a KV head, and send it more often
-    EXPECT_EQ(grouped.forward_bytes, kept.forward_bytes);
-    EXPECT_EQ(grouped.backward_bytes, kept.backward_bytes);
-  }
-  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
-    for (const bool offload : {false, true}) {
-      BURST_ASSIGN_OR_RETURN(const Step again,
-                             TakeStep({recompute, 0, offload, group}, *attention, batch, *model));
-      EXPECT_EQ(again.loss, grouped.loss) << Name(recompute);
-      EXPECT_EQ(again.gradients, grouped.gradients) << Name(recompute);
-      EXPECT_EQ(again.backward_bytes, grouped.backward_bytes);
-      if (exchanges) continue;
-      EXPECT_EQ(again.forward_bytes,
-                (recompute == Recompute::kFull ? 2 : 1) * grouped.forward_bytes);
-    }
-  }
-  // The tokens of a group also go through the projections in chunks.
-  BURST_ASSIGN_OR_RETURN(const Step both,
-                         TakeStep({Recompute::kNone, 5, false, group}, *attention, batch, *model));
-  ExpectNear(both.loss, kept.loss, bound);
-  ExpectNear(of_all_ranks(both.gradients), gradients, bound);
-  EXPECT_EQ(both.ready, std::vector<int>(both.ready.size(), 1));
-  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
-    BURST_ASSIGN_OR_RETURN(const Step again,
-                           TakeStep({recompute, 5, true, group}, *attention, batch, *model));
-    EXPECT_EQ(again.loss, both.loss);
-    EXPECT_EQ(again.gradients, both.gradients);
-  }
-  return absl::OkStatus();
+  return Comparison(ranks, config, dtype, batch, attention.get(), model.get(), &comm).Run();
 }
 
 TEST(Recompute, LossAndGradientsAreTheSameBits) {
@@ -291,7 +318,7 @@ TEST(Recompute, OfHalfOfTheSequenceSendsHalfAgain) {
       options.layout = Layout::kStriped;
       BURST_ASSIGN_OR_RETURN(const auto attention,
                              CreateAttention(Strategy::kBurst, options, 1, &comm));
-      const ModelConfig config = Model(Family::kLlama);
+      const ModelConfig config = RecomputedModel(Family::kLlama);
       const auto model = MakeModel(config);
       const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/24);
       BURST_ASSIGN_OR_RETURN(const LayerSchedules schedules, SchedulesOf(config, *attention, text));
@@ -307,181 +334,8 @@ TEST(Recompute, OfHalfOfTheSequenceSendsHalfAgain) {
   }
 }
 
-// Memory in use in addition to the memory before: with the tape, before the backward, and at the
-// peak.
-struct Memory {
-  int64_t kept = 0, peak = 0;
-};
-
-Memory MemoryOfStep(const Saving& saving, SequenceParallelAttention& attention,
-                    const SequenceBatch& batch, Transformer& model) {
-  Set(saving, &model);
-  const int64_t before = GetMemoryStats(kTestDevice).bytes_in_use;
-  ResetPeakMemory(kTestDevice);
-  Memory memory;
-  Tape tape;
-  const Variable loss = model.Loss(tape, attention, batch, 0.1, DropoutKey());
-  memory.kept = GetMemoryStats(kTestDevice).bytes_in_use - before;
-  EXPECT_TRUE(tape.Backward(loss).ok());
-  memory.peak = GetMemoryStats(kTestDevice).peak_bytes - before;
-  return memory;
-}
-
-TEST(Recompute, MemoryIsThatOfTheShapes) {
-  // Sizes are powers of two, so that the allocator rounds nothing.
-  ModelConfig config = Model(Family::kLlama);
-  config.layers = 8;
-  config.width = 64;
-  config.ffn = 128;
-  const auto model =
-      *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, TensorParallel());
-  const SingleRank single(RandomText(config.vocab, /*packed=*/false, /*length=*/256));
-  const auto measure = [&](const Saving& saving) {
-    return MemoryOfStep(saving, *single.attention, single.batch, *model);
-  };
-  measure({});  // buffers that stay
-  const Memory none = measure({}), full = measure({Recompute::kFull});
-  const Memory selective = measure({Recompute::kSelective});
-
-  // The channels that one layer's forward stores for each token: normalizations with 1 / rms,
-  // projected heads before and after RoPE, out and lse. Then come the residual stream after either
-  // branch, gate and up, and the result of SwiGLU.
-  const int64_t w = config.width, qkv = w + 2 * config.kv_heads * config.WithDefaults().head_dim;
-  const int64_t all = 2 * (w + 1) + 2 * qkv + (w + config.heads) + 2 * w + 3 * config.ffn;
-  const int64_t stream = w, result = w + config.heads;
-  const int64_t unit = 2 * 256 * 8;  // bytes of a channel: tokens, double
-  EXPECT_EQ(none.kept - full.kept, config.layers * (all - stream) * unit);
-  EXPECT_EQ(none.kept - selective.kept, config.layers * (all - stream - result) * unit);
-  // kSequence stores attention's result for the later half of the tokens only.
-  const Memory sequence = measure({Recompute::kSequence});
-  EXPECT_EQ(none.kept - sequence.kept,
-            config.layers * (all - stream) * unit - config.layers * result * unit / 2);
-  // Stores only the first layer's input of every four layers.
-  const Memory rows = measure({Recompute::kSelective, 0, false, 0, 4});
-  EXPECT_EQ(full.kept - rows.kept, config.layers * 3 / 4 * stream * unit);
-  const Memory rows_away = measure({Recompute::kSelective, 0, true, 0, 4});
-  EXPECT_EQ(rows.kept - rows_away.kept, (config.layers / 4 - 1) * stream * unit);
-  // The host's memory has all kept tensors but the last layer's, whose backward comes next. They do
-  // not count as the device's memory, even on the CPU, because HostBuffer takes none of the pool.
-  const Memory full_away = measure({Recompute::kFull, 0, true});
-  EXPECT_EQ(full.kept - full_away.kept, (config.layers - 1) * stream * unit);
-  EXPECT_EQ(model->offload_bytes(), (config.layers - 1) * stream * unit);
-  const Memory selective_away = measure({Recompute::kSelective, 0, true});
-  EXPECT_EQ(selective.kept - selective_away.kept, (config.layers - 1) * 2 * w * unit);
-  EXPECT_EQ(model->offload_bytes(), (config.layers - 1) * 2 * stream * unit);
-  EXPECT_LT(selective_away.peak, selective.peak);
-  // Feed-forwards in chunks keep neither their normalization nor tensors with ffn channels.
-  const Memory chunks = measure({Recompute::kNone, 32});
-  EXPECT_EQ(none.kept - chunks.kept, config.layers * ((w + 1) + 3 * config.ffn) * unit);
-  // At most one whole layer is in memory. During its backward there are also two values of its
-  // result, from the first run and from the second, and their gradient.
-  const int64_t others = config.layers - 1;
-  EXPECT_GE(none.peak - full.peak, (others * (all - stream) - 3 * stream) * unit);
-  EXPECT_GE(none.peak - selective.peak, (others * (all - stream - result) - 3 * stream) * unit);
-  testing::Test::RecordProperty("peak_none", none.peak);
-  testing::Test::RecordProperty("peak_selective", selective.peak);
-  testing::Test::RecordProperty("peak_full", full.peak);
-}
-
-// With a feed-forward in chunks, no buffer grows with tokens * ffn in the forward, in the backward,
-// or without a tape.
-TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
-  constexpr int64_t kChunk = 32, kTokens = 2 * 256;
-  for (const Family family : {Family::kLlama, Family::kGpt2}) {
-    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
-      SCOPED_TRACE(testing::Message() << Name(recompute) << (family == Family::kGpt2));
-      const auto peak = [&](int64_t ffn, int64_t chunk, bool recording) {
-        ModelConfig config = Model(family);
-        config.layers = 2;
-        config.context = kTokens / 2;
-        config.dropout = 0;
-        config.ffn = ffn;
-        const auto model =
-            *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
-        const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
-        for (int run = 0;; ++run) {  // the first run leaves buffers that stay
-          int64_t bytes = 0;
-          if (recording) {
-            bytes = MemoryOfStep({recompute, chunk}, *single.attention, single.batch, *model).peak;
-          } else {
-            ExecutionPlan plan;
-            plan.ffn_chunk = chunk;
-            model->SetExecution(plan);
-            const int64_t before = GetMemoryStats(kTestDevice).bytes_in_use;
-            ResetPeakMemory(kTestDevice);
-            Tape tape(/*recording=*/false);
-            model->Logits(tape, *single.attention, single.batch);
-            bytes = GetMemoryStats(kTestDevice).peak_bytes - before;
-          }
-          if (run == 1) return bytes;
-        }
-      };
-      // With a tape there are up to three tensors of ffn channels, their gradients, and copies of
-      // two.
-      const int64_t small = 64, large = 1024, more = (large - small) * sizeof(double);
-      EXPECT_LE(peak(large, kChunk, true) - peak(small, kChunk, true), 8 * kChunk * more);
-      EXPECT_GE(peak(large, 0, true) - peak(small, 0, true), 2 * kTokens * more);
-      if (recompute != Recompute::kNone) continue;
-      EXPECT_LE(peak(large, kChunk, false) - peak(small, kChunk, false), 3 * kChunk * more);
-      EXPECT_GE(peak(large, 0, false) - peak(small, 0, false), kTokens * more);
-    }
-  }
-}
-
-// A layer in groups of heads and chunks of tokens needs at most a fixed number of tensors of [all
-// tokens, width]. They are its input and result, the branch's value between them, attention's
-// result, and the gradients of the last two. Their number does not depend on the heads and the ffn.
-TEST(Recompute, GroupsAndChunksLeaveAFewTensorsOfTheWidth) {
-  constexpr int64_t kTokens = 2 * 1024, kHeads = 8, kChunk = 32;
-  const auto peak = [&](int64_t width) {
-    ModelConfig config = Model(Family::kLlama);
-    config.layers = 1;
-    config.heads = config.kv_heads = kHeads;
-    config.width = width;
-    config.ffn = 4 * width;
-    config.dropout = 0;
-    const auto model = *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
-    const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
-    const Saving saving = {Recompute::kFull, kChunk, false, 1};
-    MemoryOfStep(saving, *single.attention, single.batch, *model);  // buffers that stay
-    return MemoryOfStep(saving, *single.attention, single.batch, *model).peak;
-  };
-  const int64_t more = 64 * kTokens * static_cast<int64_t>(sizeof(double));
-  // A group has an eighth of the width, and 14 tensors of it as above. A chunk is small.
-  EXPECT_LE(peak(128) - peak(64), (6 + 14.0 / kHeads + 0.5) * static_cast<double>(more));
-}
-
-// With attention in groups of heads, only its result, the result's gradient and the projections'
-// parameters grow with the number of heads.
-TEST(Recompute, GroupsOfHeadsBoundTheMemoryOfAttention) {
-  constexpr int64_t kTokens = 2 * 256, kHeads = 8;
-  for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
-    SCOPED_TRACE(Name(recompute));
-    const auto peak = [&](int64_t head_dim, int64_t head_chunk) {
-      ModelConfig config = Model(Family::kLlama);
-      config.layers = 1;
-      config.heads = config.kv_heads = kHeads;
-      config.head_dim = head_dim;
-      config.dropout = 0;
-      const auto model = *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
-      const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
-      const Saving saving = {recompute, 0, false, head_chunk};
-      MemoryOfStep(saving, *single.attention, single.batch, *model);  // buffers that stay
-      return MemoryOfStep(saving, *single.attention, single.batch, *model).peak;
-    };
-    const int64_t small = 16, large = 64;
-    const int64_t more = (large - small) * kTokens * static_cast<int64_t>(sizeof(double));
-    const int64_t grouped = peak(large, 1) - peak(small, 1), all = peak(large, 0) - peak(small, 0);
-    // There are the result and its gradient. A group has q, k and v, before and after rotation,
-    // with their gradients, and its result with its gradient.
-    EXPECT_LE(grouped, (2 * kHeads + 14) * more);
-    // There are the result and its gradient, the rotated q, k and v, and their gradients.
-    EXPECT_GE(all, (2 + 6) * kHeads * more);
-  }
-}
-
 TEST(Recompute, EvaluationKeepsNothing) {
-  const ModelConfig config = Model(Family::kGpt2);
+  const ModelConfig config = RecomputedModel(Family::kGpt2);
   const auto model = MakeModel(config);
   const SingleRank single(RandomText(config.vocab, /*packed=*/true));
   const auto logits = [&](Recompute recompute) {

@@ -78,7 +78,7 @@ TEST_F(Bf16Train, LossesFollowFloat32) {
       const std::vector<double> expected = Losses(options);
       EXPECT_LT(expected.back(), 0.95 * expected.front()) << name << " learns";
       EXPECT_NE(losses, expected) << name << ": nothing was rounded";
-      ExpectNear(losses, expected, absl::StrCat(name, " ", Name(optimizer)));
+      ExpectNear(losses, expected, absl::StrCat(name, " ", NameOf(optimizer, kOptimizers)));
     }
   }
 }

@@ -374,7 +374,8 @@ TEST(TrainConfig, ResumeAutoContinuesWhereThereIsACheckpoint) {
   EXPECT_EQ(continues->seed, 3);
   for (const auto& [given, resumes] :
        {std::pair("--resume", true), std::pair("--resume=true", true),
-        std::pair("--resume=false", false), std::pair("--noresume", false)}) {
+        std::pair("--resume=1", true), std::pair("--resume=false", false),
+        std::pair("--noresume", false)}) {
     const auto config = Resolve({given, "--out=" + folder});
     ASSERT_TRUE(config.ok()) << config.status();
     EXPECT_EQ(config->resume, resumes) << given;

@@ -113,9 +113,10 @@ TEST_F(CudaTrain, LossesIn16And8BitsFollowTheCpus) {
       for (size_t i = 0; i < losses.size(); ++i) {
         worst = std::max(worst, std::abs(losses[i] / expected[i] - 1));
         EXPECT_NEAR(losses[i], expected[i], tolerance * expected[i])
-            << name << (is_fp8 ? " in fp8 " : "") << Name(recipe) << ", step " << i + 1;
+            << name << (is_fp8 ? " in fp8 " : "") << NameOf(recipe, kFp8Recipes) << ", step "
+            << i + 1;
       }
-      RecordProperty(absl::StrCat(name, is_fp8 ? "_fp8_" : "_", Name(recipe)),
+      RecordProperty(absl::StrCat(name, is_fp8 ? "_fp8_" : "_", NameOf(recipe, kFp8Recipes)),
                      std::to_string(worst));
     }
   }
@@ -155,10 +156,10 @@ TEST_F(CudaTrain, RecomputationIn8BitsIsBitwise) {
     const std::vector<double> expected = Losses(options);
     for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
       options.recompute = recompute;
-      EXPECT_EQ(Losses(options), expected) << Name(recipe) << " " << Name(recompute);
+      EXPECT_EQ(Losses(options), expected) << NameOf(recipe, kFp8Recipes) << " " << Name(recompute);
     }
     options.offload = Offload::kActivations;
-    EXPECT_EQ(Losses(options), expected) << Name(recipe) << " offloaded";
+    EXPECT_EQ(Losses(options), expected) << NameOf(recipe, kFp8Recipes) << " offloaded";
   }
 }
 

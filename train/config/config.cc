@@ -4,90 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 #include "burst/base/version.h"
 #include "burst/cli/files.h"
 #include "train/checkpoint/kept_checkpoints.h"
 
 namespace burst {
-namespace {
-
-constexpr EnumName<CommChoice> kComms[] = {{CommChoice::kAuto, "auto"},
-                                           {CommChoice::kThreads, "threads"},
-                                           {CommChoice::kTcp, "tcp"},
-                                           {CommChoice::kMpi, "mpi"},
-                                           {CommChoice::kNccl, "nccl"}};
-
-constexpr EnumName<DeviceChoice> kDevices[] = {
-    {DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}};
-
-constexpr EnumName<Precision> kPrecisions[] = {{Precision::kAuto, "auto"},
-                                               {Precision::kFp32, "fp32"},
-                                               {Precision::kTf32, "tf32"},
-                                               {Precision::kBf16, "bf16"},
-                                               {Precision::kFp8, "fp8"}};
-
-constexpr EnumName<LinearPrecision> kFp8Recipes[] = {{LinearPrecision::kFloat8, "tensorwise"},
-                                                     {LinearPrecision::kFloat8Rows, "rowwise"},
-                                                     {LinearPrecision::kFloat8Blocks, "blocks"}};
-
-constexpr EnumName<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"},
-                                                   {OptimizerKind::kMuon, "muon"}};
-
-constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAuto, "auto"},
-                                                          {CheckpointFiles::kOne, "one"},
-                                                          {CheckpointFiles::kRanks, "ranks"},
-                                                          {CheckpointFiles::kNone, "none"}};
-
-constexpr EnumName<Resume> kResumes[] = {
-    {Resume::kNo, "false"}, {Resume::kYes, "true"}, {Resume::kAuto, "auto"}};
-
-constexpr EnumName<Offload> kOffloads[] = {{Offload::kNone, "none"},
-                                           {Offload::kActivations, "activations"},
-                                           {Offload::kOptimizer, "optimizer"},
-                                           {Offload::kAll, "all"}};
-
-}  // namespace
-
-const char* Name(CommChoice comm) { return NameOf(comm, kComms); }
-const char* Name(Resume resume) { return NameOf(resume, kResumes); }
-const char* Name(Offload offload) { return NameOf(offload, kOffloads); }
-const char* Name(CheckpointFiles files) { return NameOf(files, kCheckpointFiles); }
-const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
-const char* Name(Precision precision) { return NameOf(precision, kPrecisions); }
-const char* Name(LinearPrecision recipe) { return NameOf(recipe, kFp8Recipes); }
-const char* Name(OptimizerKind optimizer) { return NameOf(optimizer, kOptimizers); }
-
-absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text) {
-  return ParseName(text, kDevices);
-}
-
-absl::StatusOr<Offload> ParseOffload(absl::string_view text) { return ParseName(text, kOffloads); }
-
-absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text) {
-  return ParseName(text, kCheckpointFiles);
-}
-
-absl::StatusOr<Resume> ParseResume(absl::string_view text) {
-  bool flag = false;
-  if (ParseOption(text, &flag).ok()) return flag ? Resume::kYes : Resume::kNo;
-  return ParseName(text, kResumes);
-}
-
-absl::StatusOr<CommChoice> ParseComm(absl::string_view text) { return ParseName(text, kComms); }
-
-absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
-  return ParseName(text, kPrecisions);
-}
-
-absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view text) {
-  return ParseName(text, kOptimizers);
-}
-
-absl::StatusOr<LinearPrecision> ParseFp8Recipe(absl::string_view text) {
-  return ParseName(text, kFp8Recipes);
-}
 
 std::vector<std::string> IgnoredFields(const TrainConfig& config) {
   return absl::StrSplit(config.ignore_fields, ',', absl::SkipEmpty());
@@ -159,7 +81,7 @@ std::vector<AgreedItem> ResolvedConfig::AgreedOptions(bool one_host) const {
   items.push_back({"--precision", tf32 ? "tf32" : Name(dtype)});
   items.push_back({"--dp, --pp, --sp and --tp", absl::StrCat(mesh.data, ", ", mesh.stages, ", ",
                                                              mesh.sequence, " and ", mesh.tensor)});
-  items.push_back({"--checkpoint_files", Name(checkpoint_files)});
+  items.push_back({"--checkpoint_files", NameOf(checkpoint_files, kCheckpointFiles)});
   return items;
 }
 

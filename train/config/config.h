@@ -4,7 +4,7 @@
 // TrainConfig is what the user gives; ResolveConfig checks it before anything starts and makes a
 // ResolvedConfig of it. The rest of the program sees only ResolvedConfig. A new option needs a
 // field of PlainOptions, or a field of TrainConfig and one of ResolvedConfig. It also needs a row
-// of TrainOptions (train_options.cc), and a row of conflicts.cc for each conflict.
+// in the file of its group, NAME_options.cc, with its conflicts.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/strategy.h"
+#include "burst/base/enum_names.h"
 #include "burst/cli/options.h"
 #include "burst/comm/agreement.h"
 #include "burst/comm/launch/process_launch.h"
@@ -32,41 +33,60 @@
 namespace burst {
 
 enum class CommChoice { kAuto, kThreads, kTcp, kMpi, kNccl };
-enum class DeviceChoice { kAuto, kCpu, kCuda };             // kAuto: a GPU where there is one
+inline constexpr EnumName<CommChoice> kCommChoices[] = {{CommChoice::kAuto, "auto"},
+                                                        {CommChoice::kThreads, "threads"},
+                                                        {CommChoice::kTcp, "tcp"},
+                                                        {CommChoice::kMpi, "mpi"},
+                                                        {CommChoice::kNccl, "nccl"}};
+
+enum class DeviceChoice { kAuto, kCpu, kCuda };  // kAuto: a GPU where there is one
+inline constexpr EnumName<DeviceChoice> kDeviceChoices[] = {
+    {DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}};
+
 enum class Precision { kAuto, kFp32, kTf32, kBf16, kFp8 };  // kAuto: bf16 on GPUs, fp32 on the CPU
+inline constexpr EnumName<Precision> kPrecisions[] = {{Precision::kAuto, "auto"},
+                                                      {Precision::kFp32, "fp32"},
+                                                      {Precision::kTf32, "tf32"},
+                                                      {Precision::kBf16, "bf16"},
+                                                      {Precision::kFp8, "fp8"}};
+
+inline constexpr EnumName<LinearPrecision> kFp8Recipes[] = {
+    {LinearPrecision::kFloat8, "tensorwise"},
+    {LinearPrecision::kFloat8Rows, "rowwise"},
+    {LinearPrecision::kFloat8Blocks, "blocks"}};
+
 enum class OptimizerKind { kAdamW, kMuon };
+inline constexpr EnumName<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"},
+                                                          {OptimizerKind::kMuon, "muon"}};
+
 enum class Offload { kNone, kActivations, kOptimizer, kAll };  // what is in the host's memory
+inline constexpr EnumName<Offload> kOffloads[] = {{Offload::kNone, "none"},
+                                                  {Offload::kActivations, "activations"},
+                                                  {Offload::kOptimizer, "optimizer"},
+                                                  {Offload::kAll, "all"}};
 inline bool OffloadsActivations(Offload offload) {
   return offload == Offload::kActivations || offload == Offload::kAll;
 }
 inline bool OffloadsOptimizer(Offload offload) {
   return offload == Offload::kOptimizer || offload == Offload::kAll;
 }
+
 // The files of a checkpoint. kAuto: one for each rank if ranks have different parts of the state.
 enum class CheckpointFiles { kAuto, kOne, kRanks, kNone };
+inline constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAuto, "auto"},
+                                                                 {CheckpointFiles::kOne, "one"},
+                                                                 {CheckpointFiles::kRanks, "ranks"},
+                                                                 {CheckpointFiles::kNone, "none"}};
+
 // The value of --resume. kAuto continues a run that has checkpoints and starts one that has none.
 enum class Resume { kNo, kYes, kAuto };
-const char* Name(CommChoice comm);
-const char* Name(Resume resume);
-const char* Name(CheckpointFiles files);
-const char* Name(Offload offload);
-const char* Name(DeviceChoice device);
-const char* Name(Precision precision);
-const char* Name(LinearPrecision recipe);  // of fp8
-const char* Name(OptimizerKind optimizer);
-absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text);
-absl::StatusOr<CommChoice> ParseComm(absl::string_view text);
-absl::StatusOr<Precision> ParsePrecision(absl::string_view text);
-absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view text);
-absl::StatusOr<LinearPrecision> ParseFp8Recipe(absl::string_view text);
-absl::StatusOr<Offload> ParseOffload(absl::string_view text);
-absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text);
-absl::StatusOr<Resume> ParseResume(absl::string_view text);
+inline constexpr EnumName<Resume> kResumes[] = {
+    {Resume::kNo, "false"}, {Resume::kYes, "true"}, {Resume::kAuto, "auto"}};
 
 inline constexpr int64_t kDefaultSteps = 1000;
 
 // Options that have the same value before and after they are resolved (but paths become absolute).
-// A field's initial value is the option's default; train_options.cc says what it is for.
+// A field's initial value is the option's default; its row says what it is for.
 struct PlainOptions : LayerMemory {
   std::string data = "kjv";  // "kjv": the King James Bible that is built in
   std::string val_data;

@@ -1,4 +1,5 @@
-// The table of options of //train that do not go together. A new conflict needs a row.
+// The options of //train that do not go together. A new conflict needs a row in a group of options
+// (option_group.h).
 #pragma once
 
 #include <string>
@@ -13,7 +14,7 @@ namespace burst {
 
 using TrainConflict = Conflict<ResolvedConfig>;
 
-// Returns the table.
+// Returns the conflicts of all groups.
 absl::Span<const TrainConflict> TrainConflicts();
 
 // Returns InvalidArgument that names both options of the first conflict. The mesh, the device and

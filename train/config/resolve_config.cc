@@ -3,23 +3,19 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <system_error>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
-#include "train/checkpoint/checkpoint.h"
-#include "train/checkpoint/kept_checkpoints.h"
-#include "train/config/check_config.h"
 #include "train/config/config.h"
 #include "train/config/conflicts.h"
+#include "train/config/option_group.h"
 #include "train/data/mixture.h"
 
 namespace burst {
@@ -185,135 +181,6 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Pretrained> FindPretrainedOption(const std::string& folder, const TrainConfig& c) {
-  absl::StatusOr<Pretrained> found = FindPretrained(folder, IgnoredFields(c));
-  if (found.ok()) return found;
-  return InvalidOption("model", found.status().message());
-}
-
-// Changes RoPE as --model.rope_theta, --model.yarn_factor and --model.yarn_context say.
-absl::Status OverrideRope(const TrainConfig& c, ModelConfig* model) {
-  if (c.yarn_context != -1 && c.yarn_factor == -1) {
-    return InvalidOption("model.yarn_context", "must be -1 without --model.yarn_factor; got ",
-                         c.yarn_context, "; give both");
-  }
-  if (model->family == Family::kGpt2 && (c.rope_theta != -1 || c.yarn_factor != -1)) {
-    return InvalidOption(c.rope_theta != -1 ? "model.rope_theta" : "model.yarn_factor",
-                         "must be -1 for a gpt2 model, which has no RoPE; leave it out");
-  }
-  if (c.rope_theta != -1) model->rope_theta = c.rope_theta;
-  if (c.yarn_factor == -1) return absl::OkStatus();
-  RopeScaling yarn;
-  yarn.kind = RopeScaling::Kind::kYarn;
-  yarn.factor = c.yarn_factor;
-  const int64_t before = model->rope_scaling.first_context;
-  yarn.first_context = c.yarn_context != -1 ? c.yarn_context : before > 0 ? before : model->context;
-  if (yarn.first_context == 0) {
-    return InvalidOption("model.yarn_context", "must be the context that --model was made for, ",
-                         "which it does not say; got -1; give it");
-  }
-  const double longer = c.yarn_factor * static_cast<double>(yarn.first_context);
-  model->rope_scaling = yarn;
-  model->context =
-      std::max(model->context, static_cast<int64_t>(std::min<double>(longer, 1ull << 30)));
-  return absl::OkStatus();
-}
-
-// Enlarges the vocabulary as --model.vocab says.
-absl::Status OverrideVocab(const TrainConfig& c, const std::optional<Pretrained>& pretrained,
-                           ModelConfig* model) {
-  if (c.vocab == -1 || c.vocab == model->vocab) return absl::OkStatus();
-  if (c.vocab < model->vocab) {
-    return InvalidOption("model.vocab", "must be at least the ", model->vocab,
-                         " tokens of --model; got ", c.vocab, "; give more, or leave it out");
-  }
-  if (pretrained.has_value() && pretrained->kind == Pretrained::Kind::kCheckpoint) {
-    return InvalidOption("model.vocab", "must be the ", model->vocab,
-                         " tokens of the checkpoint in --model; got ", c.vocab,
-                         "; export it, and give the Hugging Face directory as --model");
-  }
-  model->vocab = c.vocab;
-  return absl::OkStatus();
-}
-
-// Sets dropout, softcap and sinks as the options say, and checks the model.
-absl::Status OverrideAttention(const TrainConfig& c, const std::string& name, bool has_weights,
-                               ModelConfig* model) {
-  if (c.dropout != -1) model->dropout = c.dropout;
-  if (c.attention_dropout != -1) model->attention_dropout = c.attention_dropout;
-  if (c.attention_softcap != -1) model->attention_softcap = c.attention_softcap;
-  if (c.logits_softcap != -1) model->logits_softcap = c.logits_softcap;
-  if (c.attention_sinks && !model->attention_sinks && has_weights) {
-    return InvalidOption("model.attention_sinks", "must be false for the weights of --model=", name,
-                         ", which have no sinks; got true; leave it out");
-  }
-  if (c.attention_sinks) model->attention_sinks = true;
-  const absl::Status valid = model->Validate();
-  return valid.ok() ? valid : InvalidOption("model", valid.message());
-}
-
-// Reads the model that c->model names. The content of a file replaces its name, so that the
-// configuration stands alone. The name of a folder with weights stays, because weights are too
-// large.
-absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
-                                      std::optional<Pretrained>* pretrained,
-                                      std::string* lost_folder) {
-  std::error_code error;  // on an error the path is not a folder
-  if (c->model.empty()) {
-    return InvalidOption("model", "must not be empty; give a preset: ", ModelPresetNames());
-  }
-  absl::StatusOr<ModelConfig> model;
-  if (!ModelPreset(c->model).ok() && std::filesystem::is_directory(ResolvePath(c->model), error)) {
-    c->model = ResolvePath(c->model);
-    std::filesystem::path path = c->model;
-    if (!path.has_filename()) path = path.parent_path();  // FOLDER/
-    *name = path.filename().string();
-    BURST_ASSIGN_OR_RETURN(*pretrained, FindPretrainedOption(path.string(), *c));
-    model = (*pretrained)->model;
-  } else if (c->resume && c->model[0] == '/' && !std::filesystem::exists(c->model, error) &&
-             HoldsCheckpoints(ResolvePath(c->out))) {
-    // The folder that the run began with is gone. The checkpoint has the weights and describes
-    // their model.
-    *lost_folder = c->model;
-    *name = std::filesystem::path(c->model).filename().string();
-    BURST_ASSIGN_OR_RETURN(const CheckpointInfo info,
-                           ReadCheckpointInfo(CheckpointPath(ResolvePath(c->out))));
-    model = info.model;
-  } else if (c->model[0] == '{') {
-    *name = "custom";
-    model = ModelConfigFromJson(c->model);
-  } else if (absl::StrContains(c->model, "/") || absl::EndsWith(c->model, ".json")) {
-    const std::string path = ResolvePath(c->model);
-    absl::StatusOr<std::string> json = ReadFile(path, kMaxSettingsBytes);
-    if (!json.ok()) return InvalidOption("model", json.status().message());
-    *name = std::filesystem::path(path).stem().string();
-    model = ModelConfigFromJson(*json);
-    if (!model.ok()) return InvalidOption("model", path, ": ", model.status().message());
-    c->model = nlohmann::ordered_json::parse(*json, nullptr, false).dump();
-  } else {
-    *name = c->model;
-    model = ModelPreset(c->model);
-  }
-  if (!model.ok()) return InvalidOption("model", model.status().message());
-  if (!c->ignore_fields.empty() && !pretrained->has_value() && lost_folder->empty()) {
-    return InvalidOption("ignore_fields", "must be empty unless --model is a Hugging Face ",
-                         "directory; got ", c->ignore_fields, "; leave it out");
-  }
-  if (lost_folder->empty()) {  // else the checkpoint has the changed model
-    BURST_RETURN_IF_ERROR(OverrideRope(*c, &*model));
-    BURST_RETURN_IF_ERROR(OverrideVocab(*c, *pretrained, &*model));
-  }
-  BURST_RETURN_IF_ERROR(OverrideAttention(*c, *name, pretrained->has_value(), &*model));
-  if (model->family == Family::kGpt2) {
-    if (model->context == 0) model->context = c->seqlen;
-    if (c->seqlen > model->context) {
-      return InvalidOption("seqlen", "must be at most the ", model->context,
-                           " learned positions of the model; got ", c->seqlen, "; give less");
-    }
-  }
-  return model;
-}
-
 // Sets the size of a burst+ulysses group: the largest number that divides the ranks and the heads.
 void ResolveUlysses(const TrainConfig& c, ResolvedConfig* config) {
   if (c.strategy != Strategy::kBurstUlysses) return;
@@ -397,6 +264,27 @@ absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedCo
   }
   config->ranks_per_node = static_cast<int>(c.ranks_per_node);
   return absl::OkStatus();
+}
+
+// Checks that products of options are not too large for any machine.
+absl::Status CheckProducts(const TrainConfig& c) {
+  constexpr int64_t kMaxTokens = int64_t{1} << 31;
+  if (c.seqlen > kMaxTokens / c.batch) {
+    return InvalidOption("seqlen", "must be at most 2^31 tokens, times --batch=", c.batch, "; got ",
+                         c.seqlen, "; give less of one of them");
+  }
+  int64_t ranks = 1;
+  std::pair<int64_t, const char*> largest = {0, ""};
+  for (const auto& option : {std::pair(c.dp, "dp"), std::pair(c.pp, "pp"), std::pair(c.sp, "sp"),
+                             std::pair(c.tp, "tp")}) {
+    ranks *= std::max<int64_t>(1, option.first);
+    if (option.first > largest.first) largest = option;
+  }
+  if (ranks <= kMaxRanks) return absl::OkStatus();
+  return InvalidOption(largest.second,
+                       "must be, times the others of --dp, --pp, --sp and --tp, at ", "most ",
+                       kMaxRanks, " ranks; got ", largest.first, ", which makes ", ranks,
+                       "; give less of one of them");
 }
 
 }  // namespace
@@ -484,11 +372,8 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(ResolveRanks(c, launch, &config));
   BURST_RETURN_IF_ERROR(ResolveMesh(c, &config));
   BURST_RETURN_IF_ERROR(CheckConflicts(config));
-  BURST_RETURN_IF_ERROR(CheckKernels(config));
-  BURST_RETURN_IF_ERROR(CheckStages(config));
-  BURST_RETURN_IF_ERROR(CheckTensorParallel(config));
   ResolveUlysses(c, &config);
-  BURST_RETURN_IF_ERROR(CheckHeads(config));
+  BURST_RETURN_IF_ERROR(CheckNumbers(config));
   BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
   const bool parted = config.zero > 0 || c.pp > 1 || config.mesh.tensor > 1;

@@ -1,17 +1,13 @@
 // Chooses options that trade time for memory, by planning a step with each of them.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "train/config/memory_options.h"
 #include "train/plan/plan.h"
 
 namespace burst {
-
-// Says whether an option may be chosen; the others stay.
-using MayChoose = std::function<bool(absl::string_view option)>;
 
 struct FittedPlan {
   std::string options;  // the choice: "--zero=3 --recompute=selective"; empty: nothing

@@ -29,8 +29,6 @@ namespace {
 enum class Task { kPerplexity, kNeedle, kChoices };
 constexpr EnumName<Task> kTasks[] = {
     {Task::kPerplexity, "perplexity"}, {Task::kNeedle, "needle"}, {Task::kChoices, "choices"}};
-const char* Name(Task task) { return NameOf(task, kTasks); }
-absl::StatusOr<Task> ParseTask(absl::string_view text) { return ParseName(text, kTasks); }
 
 absl::StatusOr<int64_t> ParsePercent(absl::string_view text) {
   int64_t value = 0;
@@ -88,7 +86,7 @@ OptionTable Options(EvaluateConfig* c) {
   OptionTable t;
   t.Group("Options");
   AddSourceOptions(&c->model, &t);
-  t.Add("task", &c->task, ParseTask)
+  t.Add("task", &c->task, kTasks)
       .Help(
           "Evaluate perplexity by position, the search for a needle in a haystack, or the choices "
           "of a .jsonl file.");
@@ -116,7 +114,8 @@ absl::Status Check(const EvaluateConfig& c, const OptionTable& options) {
   }
   for (const auto& [name, task] : kOfTask) {
     if (task != c.task && options.Given(name)) {
-      return InvalidOption(name, "has no effect with --task=", Name(c.task), "; leave it out");
+      return InvalidOption(name, "has no effect with --task=", NameOf(c.task, kTasks),
+                           "; leave it out");
     }
   }
   return absl::OkStatus();

@@ -31,8 +31,6 @@ namespace {
 // Whether the token that the tokenizer puts before a text (BOS) comes before the prompt.
 enum class Bos { kNo, kYes, kAuto };
 constexpr EnumName<Bos> kBos[] = {{Bos::kNo, "false"}, {Bos::kYes, "true"}, {Bos::kAuto, "auto"}};
-const char* Name(Bos bos) { return NameOf(bos, kBos); }
-absl::StatusOr<Bos> ParseBos(absl::string_view text) { return ParseName(text, kBos); }
 
 struct GenerateConfig {
   ModelOptions model;
@@ -57,7 +55,7 @@ void AddPromptOptions(GenerateConfig* c, OptionTable* t) {
           "a line with prompt and text for each. -: standard input, line by line.");
   t->Add("stream", &c->stream)
       .Help("Write each piece of a text as a line of its own, too, with --prompts.");
-  t->AddSwitch("bos", &c->bos, ParseBos)
+  t->AddSwitch("bos", &c->bos, kBos)
       .Help(
           "Put tokens such as <s> before the prompt, as the tokenizer does. auto: as transformers "
           "does, or as the documents of a run begin.");

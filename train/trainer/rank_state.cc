@@ -157,7 +157,8 @@ absl::Status CheckFloat8(const ResolvedConfig& config) {
   }
   if (config.fp8_recipe != LinearPrecision::kFloat8 && capability != 90) {
     return InvalidOption("fp8_recipe", "must be tensorwise unless the GPU is a Hopper; got ",
-                         Name(config.fp8_recipe), " and ", CudaDeviceName(0), "; give tensorwise");
+                         NameOf(config.fp8_recipe, kFp8Recipes), " and ", CudaDeviceName(0),
+                         "; give tensorwise");
   }
   return absl::OkStatus();
 }

@@ -94,6 +94,18 @@ __global__ void NormScaleKernel(NormArgs<bf16> args) {
   if (threadIdx.x == 0) *args.scale = ScaleFor(bound + most_bias, kLargestE4M3);
 }
 
+// Returns the arguments that all passes read. rstd: [rows], of which a forward writes the elements.
+template <typename T>
+NormArgs<T> ArgsOf(const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  NormArgs<T> args;
+  args.rows = rstd.numel();
+  args.width = static_cast<int>(weight.numel());
+  args.x = Data<T>(x);
+  args.weight = Data<T>(weight);
+  args.rstd = Data<Accumulator<T>>(rstd);
+  return args;
+}
+
 // Sets where the forward stores its result, and the scale of a result in float8.
 template <typename T>
 void SetNormResult(const Tensor& y, const Tensor& scale, NormArgs<T>* args) {
@@ -127,13 +139,17 @@ void LaunchNormForward(const NormArgs<T>& args, bool vectorized) {
   BURST_CUDA_CHECK_LAUNCH("NormForward");
 }
 
-// Sets where the backward stores the largest magnitude of dx; null: it does not.
+// Sets the tensors of the backward. dx_amax gets the largest magnitude of dx; null: none does.
 template <typename T>
-void SetDxAmax(const Tensor& amax, NormArgs<T>* args) {
-  if (amax.null()) return;
+void SetGradients(const Tensor& dy, const Tensor& before, const Tensor& dx, const Tensor& dx_amax,
+                  NormArgs<T>* args) {
+  args->dy = Data<T>(dy);
+  args->before = Data<T>(before);
+  args->dx = Data<T>(dx);
+  if (dx_amax.null()) return;
   BURST_CHECK((std::is_same_v<T, bf16>));
-  amax.Fill(0);
-  args->dx_amax = static_cast<uint32_t*>(amax.raw_data());
+  dx_amax.Fill(0);
+  args->dx_amax = static_cast<uint32_t*>(dx_amax.raw_data());
 }
 
 // dparameters: dweight and, for LayerNorm, dbias.
@@ -196,14 +212,9 @@ void RmsNormForward(const Tensor& x, const Tensor& weight, double offset, double
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    NormArgs<T> args;
-    args.rows = rstd.numel();
-    args.width = static_cast<int>(width);
+    NormArgs<T> args = ArgsOf<T>(x, weight, rstd);
     args.eps = static_cast<Accumulator<T>>(eps);
-    args.x = Data<T>(x);
-    args.weight = Data<T>(weight);
     args.offset = static_cast<Accumulator<T>>(offset);
-    args.rstd = Data<Accumulator<T>>(rstd);
     SetNormResult(y, scale, &args);
     LaunchNormForward<T, /*kCenter=*/false>(args, FitsVectors(width, {x, weight, y}));
   });
@@ -215,17 +226,9 @@ void RmsNormBackward(const Tensor& x, const Tensor& weight, double offset, const
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    NormArgs<T> args;
-    args.rows = rstd.numel();
-    args.width = static_cast<int>(width);
-    args.x = Data<T>(x);
-    args.weight = Data<T>(weight);
+    NormArgs<T> args = ArgsOf<T>(x, weight, rstd);
     args.offset = static_cast<Accumulator<T>>(offset);
-    args.rstd = Data<Accumulator<T>>(rstd);
-    args.dy = Data<T>(dy);
-    args.before = Data<T>(before);
-    args.dx = Data<T>(dx);
-    SetDxAmax(dx_amax, &args);
+    SetGradients(dy, before, dx, dx_amax, &args);
     LaunchNormBackward<T, /*kCenter=*/false>(args, FitsVectors(width, {x, weight, dy, before, dx}),
                                              {dweight});
   });
@@ -239,15 +242,10 @@ void LayerNormForward(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    NormArgs<T> args;
-    args.rows = rstd.numel();
-    args.width = static_cast<int>(width);
+    NormArgs<T> args = ArgsOf<T>(x, weight, rstd);
     args.eps = static_cast<Accumulator<T>>(eps);
-    args.x = Data<T>(x);
-    args.weight = Data<T>(weight);
     args.bias = Data<T>(bias);
     args.mean = Data<Accumulator<T>>(mean);
-    args.rstd = Data<Accumulator<T>>(rstd);
     SetNormResult(y, scale, &args);
     LaunchNormForward<T, /*kCenter=*/true>(args, FitsVectors(width, {x, weight, bias, y}));
   });
@@ -260,17 +258,9 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    NormArgs<T> args;
-    args.rows = rstd.numel();
-    args.width = static_cast<int>(width);
-    args.x = Data<T>(x);
-    args.weight = Data<T>(weight);
+    NormArgs<T> args = ArgsOf<T>(x, weight, rstd);
     args.mean = Data<Accumulator<T>>(mean);
-    args.rstd = Data<Accumulator<T>>(rstd);
-    args.dy = Data<T>(dy);
-    args.before = Data<T>(before);
-    args.dx = Data<T>(dx);
-    SetDxAmax(dx_amax, &args);
+    SetGradients(dy, before, dx, dx_amax, &args);
     LaunchNormBackward<T, /*kCenter=*/true>(args, FitsVectors(width, {x, weight, dy, before, dx}),
                                             {dweight, dbias});
   });
