@@ -118,7 +118,7 @@ bool Serves(KernelFamily family, DType dtype, const HeadWidths& widths) {
       return Is16Bit(dtype) && widths.equal() && k16BitHeadDims.Has(widths.head_dim) &&
              capability >= 80;
     case KernelFamily::kSm90:
-      return Is16Bit(dtype) && widths.equal() && HopperKernelsServe(widths) && capability == 90 &&
+      return Is16Bit(dtype) && HopperKernelsServe(widths) && capability == 90 &&
              SharedMemoryPerBlock() >= sm90::kSharedBytes;
   }
   return false;
