@@ -44,7 +44,7 @@ class Attention {
     shape_.batch = 1;
     shape_.q_len = shape_.k_len = tokens;
     shape_.num_heads = shape_.num_kv_heads = heads;
-    shape_.head_dim = d;
+    shape_.head_dim = shape_.value_dim = d;
     shape_.softmax_scale = 1 / std::sqrt(static_cast<double>(d));
     pairs_ = static_cast<double>(tokens) * tokens;
     if (window == 0) return;

@@ -15,8 +15,10 @@ namespace {
 
 class IdleKernels : public AttentionKernels {
  public:
-  absl::Status Check(DeviceType, DType, int64_t) const override { return absl::OkStatus(); }
-  bool TakesBlocks(DType, int64_t) const override { return true; }
+  absl::Status Check(DeviceType, DType, const HeadWidths&) const override {
+    return absl::OkStatus();
+  }
+  bool TakesBlocks(DType, const HeadWidths&) const override { return true; }
   void Forward(const FlashForwardParams&) const override {}
   void Delta(const FlashDeltaParams&) const override {}
   void Backward(const FlashBackwardParams&) const override {}

@@ -5,9 +5,9 @@
 
 BENCHMARK is the binary attention_gpu_benchmark. The columns are the kernels that the device chooses, the
 kernels for any tensor cores (sm80), and FlashAttention-2 and cuDNN through PyTorch's SDPA. The sides
-alternate, and a figure is the median of three rounds. A forward has 4 * batch * heads * head_dim * (visible
-pairs) FLOPs. A backward has 2.5 times as many, and goes from (out, dout) to bf16 gradients. The inputs are
-standard normals in bf16.
+alternate, and a figure is the median of three rounds. A forward has 2 * batch * heads * (head_dim + value_dim) *
+(visible pairs) FLOPs. A backward has 2 * batch * heads * (3 * head_dim + 2 * value_dim) * (visible pairs), and goes
+from (out, dout) to bf16 gradients. value_dim is the head_dim of v. The inputs are standard normals in bf16.
 """
 
 import math
@@ -27,8 +27,10 @@ class Ours:
     def __init__(self, benchmark, kernels):
         self.benchmark, self.kernels = benchmark, kernels
 
-    def ms(self, name, batch, seqlen, heads, kv_heads, head_dim, causal):
-        print(name, self.kernels, batch, seqlen, heads, kv_heads, head_dim, int(causal),
+    def ms(self, name, batch, seqlen, heads, kv_heads, head_dim, value_dim, causal):
+        if self.kernels == "sm80" and head_dim != value_dim:
+            raise RuntimeError("sm80: must be called with one head_dim")
+        print(name, self.kernels, batch, seqlen, heads, kv_heads, head_dim, value_dim, int(causal),
               MILLISECONDS, file=self.benchmark.stdin, flush=True)
         return float(self.benchmark.stdout.readline())
 
@@ -37,8 +39,9 @@ class Theirs:
     def __init__(self, backend):
         self.backend = backend
 
-    def ms(self, name, batch, seqlen, heads, kv_heads, head_dim, causal):
-        q, k, v, dout = normals(*((batch, seqlen, n, head_dim) for n in (heads, kv_heads, kv_heads, heads)))
+    def ms(self, name, batch, seqlen, heads, kv_heads, head_dim, value_dim, causal):
+        q, k, v, dout = normals(*((batch, seqlen, n, dim) for n, dim in (
+            (heads, head_dim), (kv_heads, head_dim), (kv_heads, value_dim), (heads, value_dim))))
         leaves = [x.requires_grad_() for x in (q, k, v)]
         forward = lambda: sdpa(self.backend, *leaves, is_causal=causal)
         out, grad = forward(), dout.transpose(1, 2)
@@ -59,24 +62,26 @@ def main():
     if "quick" not in words:
         sizes += [(1, 16384, 32, 32), (1, 16384, 32, 8)]
     rows = []
-    for head_dim in (64, 128, 256):
+    for head_dim, value_dim in ((64, 64), (128, 128), (256, 256), (192, 128)):
+        columns_of = {"forward": head_dim + value_dim, "backward": 3 * head_dim + 2 * value_dim}
         for causal in (False, True):
             for batch, seqlen, heads, kv_heads in sizes:
                 pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
-                flop = 4 * batch * heads * head_dim * pairs
-                for name, factor in (("forward", 1), ("backward", 2.5)):
-                    label = (f"D={head_dim} {'causal' if causal else 'full'} {batch} x {seqlen}, "
+                for name, columns_of_pass in columns_of.items():
+                    flop = 2 * batch * heads * columns_of_pass * pairs
+                    of_v = "" if value_dim == head_dim else f" V={value_dim}"
+                    label = (f"D={head_dim}{of_v} {'causal' if causal else 'full'} {batch} x {seqlen}, "
                              f"{heads}/{kv_heads} heads, {name}")
                     if not words.wants(label):
                         continue
 
                     def timed(kernels):
                         try:
-                            return kernels.ms(name, batch, seqlen, heads, kv_heads, head_dim, causal)
+                            return kernels.ms(name, batch, seqlen, heads, kv_heads, head_dim, value_dim, causal)
                         except RuntimeError:  # the backend does not serve this shape
                             return math.nan
                     times = medians(turns(columns, ROUNDS, timed, warm=0))
-                    rate = {column: round(factor * flop / (ms * 1e9), 1)
+                    rate = {column: round(flop / (ms * 1e9), 1)
                             for column, ms in times.items() if not math.isnan(ms)}
                     rows.append({"case": label, "tflops": rate})
                     print(f"{label:48}" + "".join(f"{column} {x:6.1f}  "

@@ -1,7 +1,8 @@
 // Times the attention kernels of a GPU for attention_gpu.py, which writes one request a line to
 // stdin:
 //
-//   forward|backward chosen|sm80 batch seqlen num_heads num_kv_heads head_dim causal milliseconds
+//   forward|backward chosen|sm80 batch seqlen num_heads num_kv_heads head_dim value_dim causal
+//   milliseconds
 //
 // The answer is the mean time in ms of the runs that fit into the given milliseconds, in bfloat16.
 // "backward" goes from (out, dout) to gradients in bfloat16.
@@ -28,13 +29,13 @@ Tensor Normals(const Shape& shape, uint64_t stream) {
 
 struct Request {
   std::string direction, kernels;
-  int64_t batch, seqlen, num_heads, num_kv_heads, head_dim, causal;
+  int64_t batch, seqlen, num_heads, num_kv_heads, head_dim, value_dim, causal;
   double milliseconds;
 };
 
 std::istream& operator>>(std::istream& in, Request& r) {
   return in >> r.direction >> r.kernels >> r.batch >> r.seqlen >> r.num_heads >> r.num_kv_heads >>
-         r.head_dim >> r.causal >> r.milliseconds;
+         r.head_dim >> r.value_dim >> r.causal >> r.milliseconds;
 }
 
 class Problem {
@@ -44,19 +45,16 @@ class Problem {
                                        : cuda::GpuKernels())) {
     const Shape like_q = {r.batch, r.seqlen, r.num_heads, r.head_dim};
     const Shape like_k = {r.batch, r.seqlen, r.num_kv_heads, r.head_dim};
+    const Shape like_v = {r.batch, r.seqlen, r.num_kv_heads, r.value_dim};
+    const Shape like_out = {r.batch, r.seqlen, r.num_heads, r.value_dim};
     const Shape rows = {r.batch, r.num_heads, r.seqlen};
-    tensors_ = {Normals(like_q, 0), Normals(like_k, 1), Normals(like_k, 2), Normals(like_q, 3)};
-    for (int i : {0, 0, 1, 2}) tensors_.push_back(Tensor::EmptyLike(tensors_[i]));
+    tensors_ = {Normals(like_q, 0), Normals(like_k, 1), Normals(like_v, 2), Normals(like_out, 3)};
+    for (int i : {3, 0, 1, 2}) tensors_.push_back(Tensor::EmptyLike(tensors_[i]));
     for (int i = 0; i < 2; ++i) tensors_.push_back(Tensor::Empty(rows, DType::kFloat32, kCuda));
-    FlashAttentionShape shape = {r.batch,
-                                 r.seqlen,
-                                 r.seqlen,
-                                 r.num_heads,
-                                 r.num_kv_heads,
-                                 r.head_dim,
-                                 1 / std::sqrt(static_cast<double>(r.head_dim)),
-                                 DType::kBFloat16,
-                                 {}};
+    FlashAttentionShape shape = {
+        r.batch,          r.seqlen,   r.seqlen,    r.num_heads,
+        r.num_kv_heads,   r.head_dim, r.value_dim, 1 / std::sqrt(static_cast<double>(r.head_dim)),
+        DType::kBFloat16, {}};
     if (r.causal != 0) {
       std::vector<int32_t> ranges(2 * r.seqlen);
       for (int64_t i = 0; i < r.seqlen; ++i) ranges[r.seqlen + i] = static_cast<int32_t>(i + 1);

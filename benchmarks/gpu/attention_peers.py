@@ -8,13 +8,14 @@ called through JAX's FFI, and flash_attention3.py names its library. PyTorch cal
 frontend also calls it through its own frontend ("cudnn frontend").
 
 Options:
-- forward or backward (else both), quick (up to 16K tokens) or few (ten cases), only=REGEX
+- forward or backward (else both), quick (up to 16K tokens) or few (eleven cases), only=REGEX
 - frontend: needs the package nvidia-cudnn-frontend
 - layouts: the frontend may also lay the inputs out as [batch, heads, tokens, head_dim], before the calls
 - hot (the default), rested or both: regimes
 - rounds=N (9), seconds=N (after which no case begins), FILE.json (where to write)
 
-A forward has 4 * batch * heads * head_dim * (visible query-key pairs) FLOPs, a backward 2.5 times as many. A figure in
+A forward has 2 * batch * heads * (D + E) * (visible query-key pairs) FLOPs, a backward 2 * batch * heads * (3 D + 2 E) *
+(pairs), where D is the head_dim of q and k and E that of v. A figure in
 TFLOP/s is the median of the rounds. In a round every side has its turn, in random order, because a GPU at its power
 limit is faster after a side that took less power.
 - hot: a turn is calls for about 30 ms, by wall clock. The GPU is at its power limit.
@@ -44,22 +45,28 @@ MOST_FLOPS = 1e15  # FLOP/s that no Hopper GPU reaches
 FIXED = " fixed order"
 
 
+def dims(dim, value_dim):
+    return f"D{dim}" if value_dim == dim else f"D{dim}/{value_dim}"
+
+
 class Case:
-    def __init__(self, name, batch, tokens, heads, kv_heads, dim, mask, lengths=None, window=None):
+    def __init__(self, name, batch, tokens, heads, kv_heads, dim, mask, lengths=None, window=None, value_dim=None):
         self.name, self.batch, self.tokens, self.mask = name, batch, tokens, mask
-        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
+        self.heads, self.kv_heads, self.dim, self.value_dim = heads, kv_heads, dim, value_dim or dim
         self.lengths, self.window = lengths, window
         self.scale = dim ** -0.5
-        self.label = f"{name} {batch}x{tokens} {heads}/{kv_heads} D{dim} {mask}"
+        self.label = f"{name} {batch}x{tokens} {heads}/{kv_heads} {dims(dim, self.value_dim)} {mask}"
 
     def allocate(self):
         self.q, self.k, self.v, self.dout = base.make(self.batch, self.tokens, self.tokens, self.heads,
-                                                      self.kv_heads, self.dim, 1.0)
+                                                      self.kv_heads, self.dim, 1.0, value_dim=self.value_dim)
         self.ranges = {"full": lambda: None,
                        "causal": lambda: base.causal(self.tokens, self.tokens),
                        "window": lambda: base.window(self.tokens, self.tokens, self.window),
                        "documents": lambda: base.documents(self.lengths)}[self.mask]()
-        self.flop = 4 * base.visible_pairs(self.q, self.k, self.ranges) * self.heads * self.dim
+        pairs = base.visible_pairs(self.q, self.k, self.ranges) * self.heads
+        self.forward_flop = 2 * pairs * (self.dim + self.value_dim)
+        self.backward_flop = 2 * pairs * (3 * self.dim + 2 * self.value_dim)
 
 
 class Side:
@@ -78,7 +85,7 @@ def is_peer(name):
 def our_sides(libraries, case, backward):
     sides = {}
     for name, kernels in libraries.items():
-        out = torch.full_like(case.q, float("nan"))
+        out = torch.full_like(case.dout, float("nan"))
         lse = torch.empty((case.batch, case.heads, case.tokens), device="cuda")
 
         def forward(kernels=kernels, out=out, lse=lse):
@@ -140,7 +147,7 @@ class Peers:
 
     def begin(self, case):
         self.failed, self.of_case = {}, {}
-        if self.fa3:
+        if self.fa3 and case.value_dim == case.dim:
             self.of_case["fa3"] = self._attempt("fa3", lambda: self.fa3.FlashAttention3(case))
         if self.frontend and case.mask in ("full", "causal"):
             self.of_case["frontend"] = self._attempt(
@@ -219,9 +226,9 @@ def measure(case, libraries, peers, backward, regimes, rounds):
         raise RuntimeError(f"{case.label}: a peer must compute the results to compare with; got none; give fa3=LIBRARY")
     plans = {name: side.call.name for name, side in sides.items() if hasattr(side.call, "name")}
     sides.update(our_sides(libraries, case, backward))
-    flop = case.flop * (2.5 if backward else 1)
+    flop = case.backward_flop if backward else case.forward_flop
     row = {"pass": "backward" if backward else "forward", "case": case.name, "batch": case.batch,
-           "tokens": case.tokens, "heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.dim,
+           "tokens": case.tokens, "heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.dim, "value_dim": case.value_dim,
            "mask": case.mask, **compare(case, sides, peers.failed), "plans": plans, "failed": dict(peers.failed)}
     timers = {"hot": hot_seconds(flop / 6e14), "rested": lambda side: rested_ms(side.in_order) / 1e3}
     rows = []
@@ -244,7 +251,8 @@ def table(rows, libraries):
         for ours in (name, name + " free"):
             if ours not in row["tflops"]:
                 continue
-            text = [row["pass"], "{batch}x{tokens} {heads}/{kv_heads} D{head_dim} {mask}".format(**row), row["regime"],
+            text = [row["pass"], "{batch}x{tokens} {heads}/{kv_heads} {dims} {mask}".format(
+                **row, dims=dims(row["head_dim"], row["value_dim"])), row["regime"],
                     f"{ours} {row['tflops'][ours]:.0f}"]
             peers = {peer: x for peer, x in row["tflops"].items() if is_peer(peer)}
             for suffix in ("", FIXED):
@@ -263,6 +271,12 @@ def few_cases():
     yield Case("wide", 1, 8192, 16, 16, 256, "full")
     yield Case("wide", 1, 8192, 16, 16, 192, "causal")
     yield Case("grouped", 1, 16384, 64, 8, 128, "full")
+    yield latent(16384)
+
+
+def latent(tokens):
+    """Returns multi-head latent attention of DeepSeek-V3's heads."""
+    return Case("latent", 1, tokens, 128, 128, 192, "causal", value_dim=128)
 
 
 def all_cases(quick):
@@ -274,6 +288,8 @@ def all_cases(quick):
     for dim in (96, 192, 256):
         for mask in ("full", "causal"):
             yield Case("wide", 1, 16384, 16, 16, dim, mask)
+    for tokens in lengths[1:]:
+        yield latent(tokens)
     for heads, kv_heads in ((64, 8), (32, 8), (16, 8), (8, 1)):
         for tokens in (8192, 16384):
             yield Case("grouped", 1, tokens, heads, kv_heads, 128, "causal")

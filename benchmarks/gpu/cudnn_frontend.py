@@ -66,8 +66,8 @@ class Frontend:
         known = set()
         # AUTO leaves out COMPOSITE's kernels where cuDNN has others.
         for implementation in (cudnn.attention_implementation.AUTO, cudnn.attention_implementation.COMPOSITE):
-            for layout, (q, k, v, _) in self.inputs.items():
-                out = torch.empty_like(q)
+            for layout, (q, k, v, dout) in self.inputs.items():
+                out = torch.empty_like(dout)
                 plans += self._plans(
                     "sdpa", layout, {"q": q, "k": k, "v": v}, [out, self.stats], known,
                     generate_stats=True, implementation=implementation)

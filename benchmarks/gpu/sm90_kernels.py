@@ -16,7 +16,7 @@ class Operand(ctypes.Structure):
 
 class Shape(ctypes.Structure):  # FlashAttentionShape
     _fields_ = [(name, ctypes.c_int64) for name in
-                ("batch", "q_len", "k_len", "num_heads", "num_kv_heads", "head_dim")] + [
+                ("batch", "q_len", "k_len", "num_heads", "num_kv_heads", "head_dim", "value_dim")] + [
         ("softmax_scale", ctypes.c_double), ("dtype", ctypes.c_int), ("begin", ctypes.c_void_p),
         ("end", ctypes.c_void_p), ("ranges_batch_stride", ctypes.c_int64),
         ("most_queries", ctypes.c_int64), ("documents", ctypes.c_bool), ("key_begin", ctypes.c_void_p),
@@ -88,22 +88,22 @@ class Kernels:
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         getattr(self.lib, "burst_attention_" + name)(ctypes.byref(params), stream)
 
-    def shape(self, q, k, scale, ranges):
+    def shape(self, q, k, v, scale, ranges):
         begin, end = ranges if ranges else (None, None)
         stride = begin.stride(0) if begin is not None and begin.dim() == 2 else 0
-        return Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], scale,
+        return Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], scale,
                      DTYPES[q.dtype], pointer(begin), pointer(end), stride, most_queries(begin, end),
                      getattr(begin, "documents", False))
 
     def forward(self, q, k, v, scale, ranges, out, lse, fp8=False, sinks=None):
         self._call("forward", ForwardParams(
-            self.shape(q, k, scale, ranges), operand(q), operand(k), operand(v), operand(out),
+            self.shape(q, k, v, scale, ranges), operand(q), operand(k), operand(v), operand(out),
             pointer(lse), False, DTYPES[out.dtype], Operand(), False, fp8, None, pointer(sinks)))
 
     def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum=None,
                  deterministic=False, dlse=None):
         """Does not use dq_sum: the library accumulates dQ in memory of its own."""
-        shape = self.shape(q, k, scale, ranges)
+        shape = self.shape(q, k, v, scale, ranges)
         self._call("delta", DeltaParams(shape, operand(out), operand(dout), pointer(dlse),
                                         pointer(delta)))
         self._call("backward", BackwardParams(
@@ -231,17 +231,18 @@ def max_error(value, expected):
     return difference.nan_to_num_(nan=math.inf).max().item() if difference.numel() else 0.0
 
 
-def make(batch, q_len, k_len, heads, kv_heads, dim, magnitude, seed=0, dtype=torch.bfloat16):
-    """Returns q, k, v and dout of normal numbers."""
+def make(batch, q_len, k_len, heads, kv_heads, dim, magnitude, seed=0, dtype=torch.bfloat16, value_dim=None):
+    """Returns q, k, v and dout of normal numbers. value_dim: v's and dout's head_dim; default: q's."""
     g = torch.Generator(device="cuda").manual_seed(seed)
-    def tensor(length, count):
-        return (magnitude * torch.randn((batch, length, count, dim), device="cuda", generator=g)).to(dtype)
-    return tensor(q_len, heads), tensor(k_len, kv_heads), tensor(k_len, kv_heads), tensor(q_len, heads)
+    def tensor(length, count, columns):
+        return (magnitude * torch.randn((batch, length, count, columns), device="cuda", generator=g)).to(dtype)
+    of_v = value_dim or dim
+    return tensor(q_len, heads, dim), tensor(k_len, kv_heads, dim), tensor(k_len, kv_heads, of_v), tensor(q_len, heads, of_v)
 
 
 def run_ours(kernels, q, k, v, scale, ranges, dout=None, deterministic=False, dlse=None):
     poison = math.nan
-    out = torch.full_like(q, poison)
+    out = q.new_full((*q.shape[:3], v.shape[3]), poison)
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), poison, device="cuda")
     kernels.forward(q, k, v, scale, ranges, out, lse)
     result = {"out": out, "lse": lse}

@@ -25,6 +25,10 @@ absl::Status CheckLike(const char* name, const Tensor& tensor, const Tensor& oth
   return CheckTensor(name, tensor, other.shape(), other.dtype(), other.device());
 }
 
+absl::Status CheckOut(const char* name, const Tensor& out, const AttentionCall& call) {
+  return CheckTensor(name, out, call.OutShape(), call.q.dtype(), call.q.device());
+}
+
 absl::Status CheckLse(const char* name, const Tensor& lse, const Tensor& q) {
   return CheckTensor(name, lse, LseShape(q), SumDType(q.dtype()), q.device());
 }
@@ -40,11 +44,16 @@ absl::Status AttentionCall::Check(const AttentionKernels& kernels) const {
     return absl::InvalidArgumentError(
         absl::StrCat("k: must be [batch, length, KV heads, head_dim]; got ", ToString(k.shape())));
   }
+  if (v.ndim() != 4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("v: must be [batch, length, KV heads, value_dim]; got ", ToString(v.shape())));
+  }
   const Shape like_q = {q.dim(0), k.dim(1), k.dim(2), q.dim(3)};
+  const Shape like_k = {q.dim(0), k.dim(1), k.dim(2), v.dim(3)};
   BURST_RETURN_IF_ERROR(CheckLike("q", q, q));
   BURST_RETURN_IF_ERROR(CheckTensor("k", k, like_q, q.dtype(), q.device()));
-  BURST_RETURN_IF_ERROR(CheckTensor("v", v, like_q, q.dtype(), q.device()));
-  BURST_RETURN_IF_ERROR(kernels.Check(q.device(), q.dtype(), q.dim(3)));
+  BURST_RETURN_IF_ERROR(CheckTensor("v", v, like_k, q.dtype(), q.device()));
+  BURST_RETURN_IF_ERROR(kernels.Check(q.device(), q.dtype(), widths()));
   if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "k: must have a number of heads that divides the ", q.dim(2), " of q; got ", k.dim(2)));
@@ -71,7 +80,7 @@ absl::Status AttentionCall::CheckLengths(int64_t q_length, int64_t k_length) con
 }
 
 absl::Status AttentionResult::Check(const AttentionCall& call) const {
-  BURST_RETURN_IF_ERROR(CheckLike("out", out, call.q));
+  BURST_RETURN_IF_ERROR(CheckOut("out", out, call));
   BURST_RETURN_IF_ERROR(CheckLse("lse", lse, call.q));
   if (!lse.is_contiguous()) return absl::InvalidArgumentError("lse: must be contiguous");
   return absl::OkStatus();
@@ -80,11 +89,11 @@ absl::Status AttentionResult::Check(const AttentionCall& call) const {
 absl::Status AttentionResult::Prepare(const AttentionCall& call, bool with_lse) {
   const Tensor& q = call.q;
   exchanged = {};
-  if (out.null()) out = Tensor::EmptyLike(q);
+  if (out.null()) out = Tensor::Empty(call.OutShape(), q.dtype(), q.device());
   if (lse.null() && with_lse) {
     lse = Tensor::Empty(LseShape(q), SumDType(q.dtype()), q.device());
   }
-  BURST_RETURN_IF_ERROR(with_lse ? Check(call) : CheckLike("out", out, q));
+  BURST_RETURN_IF_ERROR(with_lse ? Check(call) : CheckOut("out", out, call));
   if (!call.wants_max_logits) return absl::OkStatus();
   const Shape shape = {q.dim(0), q.dim(2)};
   if (max_logits.null()) max_logits = Tensor::Empty(shape, DType::kFloat32);
@@ -92,7 +101,7 @@ absl::Status AttentionResult::Prepare(const AttentionCall& call, bool with_lse) 
 }
 
 absl::Status AttentionGradients::Prepare(const AttentionCall& call) {
-  BURST_RETURN_IF_ERROR(CheckLike("dout", dout, call.q));
+  BURST_RETURN_IF_ERROR(CheckOut("dout", dout, call));
   if (!dlse.null()) BURST_RETURN_IF_ERROR(CheckLse("dlse", dlse, call.q));
   if (dq.null()) dq = Tensor::EmptyLike(call.q);
   if (dk.null()) dk = Tensor::EmptyLike(call.k);

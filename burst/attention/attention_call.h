@@ -19,9 +19,11 @@ struct AttentionCall {
   // [B, length, num_heads, head_dim], innermost stride 1. The dtype is float32, float64, bfloat16
   // or float16.
   Tensor q;
-  // [B, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. In cross-attention they
+  // [B, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. In cross-attention k and v
   // have the tokens of schedule->key_shard().
-  Tensor k, v;
+  Tensor k;
+  // [B, length of k, num_kv_heads, value_dim]. Some kernels serve only a value_dim of head_dim.
+  Tensor v;
   // The attention sinks (FlashForwardParams::sinks), one for each head of q: [num_heads] of
   // SumDType(dtype of q), on its device; null: none.
   Tensor sinks = {};
@@ -31,6 +33,9 @@ struct AttentionCall {
   bool wants_lse = true;  // false: an exchange between ranks may leave lse out of the result
   bool wants_max_logits = false;
 
+  HeadWidths widths() const { return {q.dim(3), v.dim(3)}; }
+  Shape OutShape() const { return {q.dim(0), q.dim(1), q.dim(2), v.dim(3)}; }
+
   // InvalidArgument unless the tensors fit together and these kernels serve them.
   absl::Status Check(const AttentionKernels& kernels) const;
   // InvalidArgument unless q and k have this many tokens, and the batch the rows of the mask.
@@ -38,7 +43,7 @@ struct AttentionCall {
 };
 
 struct AttentionResult {
-  // Like q, may be strided too; Forward allocates it when null.
+  // AttentionCall::OutShape() of q's dtype, may be strided too; Forward allocates it when null.
   Tensor out = {};
   // [B, num_heads, length] of SumDType(dtype): the natural log of the softmax's denominator, -inf
   // for a query that sees no key; contiguous. Forward allocates it when null.

@@ -115,12 +115,12 @@ const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {
 
 bool BurstAttention::TakesBlocks(const AttentionCall& call) const {
   const AttentionKernels& kernels = KernelsFor(call.q);
-  return kernels.TakesBlocks(call.q.dtype(), call.q.dim(3)) &&
+  return kernels.TakesBlocks(call.q.dtype(), call.widths()) &&
          (NameOfFirst(options_.scores, call.wants_max_logits) == nullptr ||
           kernels.ChangesScoresOfBlocks());
 }
 
-absl::Status BurstAttention::Check(const AttentionCall& call) const {
+absl::Status BurstAttention::CheckTensors(const AttentionCall& call) const {
   const Tensor& q = call.q;
   const AttentionKernels& kernels = KernelsFor(q);
   BURST_RETURN_IF_ERROR(call.Check(kernels));
@@ -134,8 +134,14 @@ absl::Status BurstAttention::Check(const AttentionCall& call) const {
       return absl::InvalidArgumentError(absl::StrCat("fp8_forward: must be off with ", changed,
                                                      ", which needs a forward of 16 bits or more"));
     }
-    BURST_RETURN_IF_ERROR(kernels.CheckFp8(q.device(), q.dtype(), q.dim(3)));
+    BURST_RETURN_IF_ERROR(kernels.CheckFp8(q.device(), q.dtype(), call.widths()));
   }
+  return CheckScoreKernels(options_.scores, call.wants_max_logits, kernels, q.dtype(),
+                           call.widths());
+}
+
+absl::Status BurstAttention::Check(const AttentionCall& call) const {
+  BURST_RETURN_IF_ERROR(CheckTensors(call));
   const RingSchedule* const schedule = call.schedule->ring();
   if (schedule == nullptr) {
     return absl::InvalidArgumentError("schedule: must be of a ring; got one of exact attention");
@@ -156,8 +162,7 @@ absl::Status BurstAttention::Check(const AttentionCall& call) const {
   }
   BURST_RETURN_IF_ERROR(
       call.CheckLengths(shard.group_length(), schedule->key_shard().group_length()));
-  return CheckScores(options_.scores, call.wants_max_logits, schedule->is_cross(),
-                     q.dim(2) * group_.size, kernels);
+  return CheckScores(options_.scores, schedule->is_cross(), call.q.dim(2) * group_.size);
 }
 
 BurstAttention::BytesSent BurstAttention::bytes_sent() const {
@@ -213,7 +218,7 @@ absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult*
       schedule.calls({RingPass::kForward, TakesBlocks(call), num_heads, k.dim(kHeadAxis)});
   const DType sum_dtype = SumDType(q.dtype());
   const bool in_place = plan.one_call || q.dtype() == sum_dtype;
-  const Tensor sum = in_place ? out : Tensor::Empty(q.shape(), sum_dtype, q.device());
+  const Tensor sum = in_place ? out : Tensor::Empty(out.shape(), sum_dtype, q.device());
   Ring::Block block = {{k, kSeqAxis}, {v, kSeqAxis}};
   if (schedule.shard().num_groups() > 1) block = BlockForSending(block, schedule.key_rows());
   Tensor largest;
@@ -233,7 +238,7 @@ absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult*
     const Ring::Tensors kv = own_rows ? Ring::Tensors{k, v} : visiting;
     params.k = Operand(kv[0]);
     params.v = Operand(kv[1]);
-    params.shape = KernelShape(options_.softmax_scale, q, kv[0]);
+    params.shape = KernelShape(options_.softmax_scale, q, kv[0], kv[1]);
     params.shape.scores = ScoresOf(call, rank, source, /*first_head=*/0);
     for (const PlannedCall& planned : step->calls) {
       converted = in_place || (plan.last_converts && !planned.queries.last.empty());

@@ -111,12 +111,17 @@ class BurstAttention : public SequenceParallelAttention {
   absl::Status Backward(const AttentionCall& call, const AttentionResult& result,
                         AttentionGradients* gradients) override;
 
+  absl::Status Check(const AttentionCall& call) const override;
+  // The part of Check that does not depend on the schedule: whether the tensors fit together and
+  // the kernels serve them with these options.
+  absl::Status CheckTensors(const AttentionCall& call) const;
+
   ScoreOptions scores() const override { return options_.scores; }
 
   // The direction Backward takes: that of the options, or the one in which all ranks together send
   // fewer bytes under this schedule.
   BackwardDirection Direction(const RingSchedule& schedule, int64_t num_heads, int64_t num_kv_heads,
-                              int64_t head_dim, DType dtype) const;
+                              const HeadWidths& widths, DType dtype) const;
 
   // The dtype in which the gradients of tensors of `dtype` are sent.
   DType RingGradDTypeOf(DType dtype) const;
@@ -137,7 +142,6 @@ class BurstAttention : public SequenceParallelAttention {
   BurstAttention(const BurstAttentionOptions& options, std::shared_ptr<AttentionRanks> ranks,
                  Ring* ring, const RankGroup& group);
 
-  absl::Status Check(const AttentionCall& call) const;
   absl::StatusOr<TokenShard> Shard(Layout layout, int64_t seqlen) const;
   absl::StatusOr<TokenShard> Shard(const std::vector<std::vector<int32_t>>& positions) const;
   absl::StatusOr<TokenShard> QueryShard(const Sequences& sequences, const Mask& mask) const;

@@ -18,7 +18,7 @@ Tensor HeadsOf(const Tensor& tensor, int head_axis, const HeadRange& heads) {
   return tensor.Slice(head_axis, heads.begin, count);
 }
 
-// Returns some heads of [batch, seqlen, heads, head_dim] as an operand.
+// Returns some heads of [batch, seqlen, heads, columns] as an operand.
 AttentionOperand OperandOf(const Tensor& tensor, const HeadRange& heads) {
   return Operand(HeadsOf(tensor, kHeadAxis, heads));
 }
@@ -47,21 +47,21 @@ DType BurstAttention::RingGradDTypeOf(DType dtype) const {
 }
 
 BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_t num_heads,
-                                            int64_t num_kv_heads, int64_t head_dim,
+                                            int64_t num_kv_heads, const HeadWidths& widths,
                                             DType dtype) const {
   if (options_.backward != BackwardDirection::kAuto) return options_.backward;
-  const int64_t q_bytes = num_heads * head_dim * SizeOf(dtype);
-  const int64_t k_bytes = num_kv_heads * head_dim * SizeOf(dtype);
   const int64_t row_bytes = num_heads * SizeOf(SumDType(dtype));  // lse, or delta
-  const int64_t gradient_size = SizeOf(RingGradDTypeOf(dtype));
-  const int64_t dq_bytes = num_heads * head_dim * gradient_size;
-  const int64_t dk_bytes = num_kv_heads * head_dim * gradient_size;
+  const int64_t size = SizeOf(dtype), gradient_size = SizeOf(RingGradDTypeOf(dtype));
+  const int64_t both_widths = widths.head_dim + widths.value_dim;
   const RingRoute& queries = schedule.query_route();
   const RingRoute& keys = schedule.kv_route();
-  const int64_t burst = queries.block_tokens.total() * (2 * q_bytes + 2 * row_bytes) +
-                        queries.gradient_tokens.total() * dq_bytes;  // Q, dO, lse, delta; dQ
-  const int64_t ring = keys.block_tokens.total() * 2 * k_bytes +
-                       keys.gradient_tokens.total() * 2 * dk_bytes;  // K, V; dK, dV
+  // Q, dO, lse, delta; dQ
+  const int64_t burst =
+      queries.block_tokens.total() * (num_heads * both_widths * size + 2 * row_bytes) +
+      queries.gradient_tokens.total() * num_heads * widths.head_dim * gradient_size;
+  // K, V; dK, dV
+  const int64_t ring = keys.block_tokens.total() * num_kv_heads * both_widths * size +
+                       keys.gradient_tokens.total() * num_kv_heads * both_widths * gradient_size;
   return burst <= ring ? BackwardDirection::kBurst : BackwardDirection::kRing;
 }
 
@@ -73,7 +73,7 @@ Tensor BurstAttention::DeltaAndSinkGradients(const AttentionCall& call,
   const Tensor delta = Tensor::EmptyLike(result.lse);
   const Tensor dlse = gradients->dlse.null() ? Tensor() : gradients->dlse.Contiguous();
   FlashDeltaParams params;
-  params.shape = KernelShape(options_.softmax_scale, q, call.k);
+  params.shape = KernelShape(options_.softmax_scale, q, call.k, call.v);
   params.out = Operand(result.out);
   params.dout = Operand(gradients->dout);
   params.dlse = dlse.null() ? nullptr : dlse.raw_data();
@@ -90,7 +90,7 @@ void BurstAttention::BackwardOfStep(const AttentionCall& call, const PlannedStep
                                     const KernelMask& mask, const SideOfStep& queries,
                                     const SideOfStep& keys) const {
   if (step.calls.empty()) return;
-  const Tensor &q = queries.inputs[0], &k = keys.inputs[0];
+  const Tensor &q = queries.inputs[0], &k = keys.inputs[0], &v = keys.inputs[1];
   const Tensor lse = RowsOf(queries.inputs[2], step.queries);
   const Tensor delta = RowsOf(queries.inputs[3], step.queries);
   FlashBackwardParams params;
@@ -99,9 +99,9 @@ void BurstAttention::BackwardOfStep(const AttentionCall& call, const PlannedStep
   params.lse = lse.raw_data();
   params.delta = delta.raw_data();
   params.k = OperandOf(k, step.keys);
-  params.v = OperandOf(keys.inputs[1], step.keys);
+  params.v = OperandOf(v, step.keys);
   params.deterministic = options_.deterministic;
-  params.shape = KernelShape(options_.softmax_scale, q, k);
+  params.shape = KernelShape(options_.softmax_scale, q, k, v);
   params.shape.num_heads = step.queries.end - step.queries.begin;
   params.shape.num_kv_heads = step.keys.end - step.keys.begin;
   params.shape.scores = ScoresOf(call, queries.source, keys.source, step.queries.begin);
@@ -123,7 +123,7 @@ absl::Status BurstAttention::Backward(const AttentionCall& call, const Attention
   const Tensor &q = call.q, &k = call.k, &lse = result.lse;
   const Tensor delta = DeltaAndSinkGradients(call, result, gradients);
   const int64_t num_heads = q.dim(kHeadAxis), num_kv_heads = k.dim(kHeadAxis);
-  const bool burst = Direction(schedule, num_heads, num_kv_heads, q.dim(3), q.dtype()) ==
+  const bool burst = Direction(schedule, num_heads, num_kv_heads, call.widths(), q.dtype()) ==
                      BackwardDirection::kBurst;
   const CallPlan& plan = schedule.calls({burst ? RingPass::kBurstBackward : RingPass::kRingBackward,
                                          TakesBlocks(call), num_heads, num_kv_heads});

@@ -30,13 +30,17 @@ CachedAttention::CachedAttention(const std::vector<int32_t>& positions, bool has
 
 absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k, const Tensor& v,
                                                 const Tensor& given_sinks) const {
-  const int64_t batch = q.dim(0), n = q.dim(1), heads = q.dim(2), head_dim = q.dim(3);
+  const int64_t batch = q.dim(0), n = q.dim(1), heads = q.dim(2), value_dim = v.dim(3);
   const int64_t rows = batch * n * heads;
-  if (softcap_ != 0 && !KernelsOf(q.device()).ChangesScores()) {
+  const HeadWidths widths = {q.dim(3), value_dim};
+  const AttentionKernels& kernels = KernelsOf(q.device());
+  BURST_RETURN_IF_ERROR(kernels.Check(q.device(), q.dtype(), widths));
+  if (softcap_ != 0 && !kernels.ChangesScores(q.dtype(), widths)) {
     return absl::InvalidArgumentError(absl::StrCat("softcap: the attention kernels of ",
-                                                   Name(q.device()), " do not change scores"));
+                                                   Name(q.device()), " do not change scores of ",
+                                                   Name(q.dtype()), " with ", ToString(widths)));
   }
-  const Tensor out = Tensor::EmptyLike(q);
+  const Tensor out = Tensor::Empty({batch, n, heads, value_dim}, q.dtype(), q.device());
   const DType sum_dtype = SumDType(q.dtype());
   const Tensor sinks = given_sinks.null() ? Tensor() : given_sinks.To(sum_dtype);
   const auto* begin = static_cast<const int32_t*>(visible_.raw_data());
@@ -46,8 +50,9 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
   params.shape.k_len = k.dim(1);
   params.shape.num_heads = heads;
   params.shape.num_kv_heads = k.dim(2);
-  params.shape.head_dim = head_dim;
-  params.shape.softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim));
+  params.shape.head_dim = widths.head_dim;
+  params.shape.value_dim = value_dim;
+  params.shape.softmax_scale = 1 / std::sqrt(static_cast<double>(widths.head_dim));
   params.shape.dtype = q.dtype();
   params.shape.scores.softcap = softcap_;
   params.shape.visible = {begin, begin + n, /*batch_stride=*/0};
@@ -60,20 +65,20 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
     params.lse = lse.raw_data();
     if (!sinks.null()) params.sinks = sinks.raw_data();
     params.out_dtype = out.dtype();
-    KernelsOf(q.device()).Forward(params);
+    kernels.Forward(params);
     return out;
   }
   // The buffer holds out and lse of each rank's part. Each begins where kernels can store vectors.
   constexpr int64_t kAlign = 32;
-  const int64_t count = (rows * (head_dim + 1) + kAlign - 1) / kAlign * kAlign;
+  const int64_t count = (rows * (value_dim + 1) + kAlign - 1) / kAlign * kAlign;
   const int64_t ranks = ranks_->world_size();
   const Tensor parts = Tensor::Empty({ranks, count}, sum_dtype, q.device());
   const Tensor own = parts.Slice(0, ranks_->rank(), 1).View({count});
-  const Tensor own_out = own.Slice(0, 0, rows * head_dim).View({batch, n, heads, head_dim});
+  const Tensor own_out = own.Slice(0, 0, rows * value_dim).View(out.shape());
   params.out = Operand(own_out);
-  params.lse = own.Slice(0, rows * head_dim, rows).raw_data();
+  params.lse = own.Slice(0, rows * value_dim, rows).raw_data();
   params.out_dtype = sum_dtype;
-  KernelsOf(q.device()).Forward(params);
+  kernels.Forward(params);
   const std::vector<int64_t> counts(ranks, count);
   BURST_RETURN_IF_ERROR(ranks_->PostAllGatherParts(own, counts, parts.View({ranks * count})));
   BURST_RETURN_IF_ERROR(ranks_->Wait(Channel::kCollective));

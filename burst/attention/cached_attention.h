@@ -22,11 +22,12 @@ class CachedAttention {
   CachedAttention(const std::vector<int32_t>& positions, bool has_newest, int64_t begin, int64_t n,
                   int64_t window, double softcap, DeviceType device, Communicator* ranks);
 
-  // q: [batch, n, heads, head_dim]; k, v: [batch, keys of this rank, kv_heads, head_dim], in order
-  // of position. The sinks are [heads] (FlashForwardParams::sinks) of any floating dtype, or null.
-  // The result is like q, contiguous. Collective with `ranks`: every rank sends batch * n * heads *
-  // (head_dim + 1) numbers of SumDType(dtype) to every other one. All get the same bits (GPUs of
-  // one model). InvalidArgument for a softcap where no kernel serves it.
+  // q: [batch, n, heads, head_dim]; k, v: [batch, keys of this rank, kv_heads, head_dim or
+  // value_dim], in order of position. The sinks are [heads] (FlashForwardParams::sinks) of any
+  // floating dtype, or null. The result is [batch, n, heads, value_dim], contiguous. Collective
+  // with `ranks`: every rank sends batch * n * heads * (value_dim + 1) numbers of SumDType(dtype)
+  // to every other one. All get the same bits (GPUs of one model). InvalidArgument for tensors, or
+  // a softcap, that no kernel serves.
   absl::StatusOr<Tensor> Forward(const Tensor& q, const Tensor& k, const Tensor& v,
                                  const Tensor& sinks = Tensor()) const;
 

@@ -84,7 +84,7 @@ void ForEachCall(const ExactSchedule& schedule, const ExactAttentionOptions& opt
   shape.q_len = schedule.chunk();
   shape.num_heads = q.dim(2);
   shape.num_kv_heads = k.dim(2);
-  shape.head_dim = q.dim(3);
+  shape.head_dim = shape.value_dim = q.dim(3);
   shape.softmax_scale = options.softmax_scale != 0 ? options.softmax_scale
                                                    : 1 / std::sqrt(static_cast<double>(q.dim(3)));
   shape.dtype = q.dtype();
@@ -159,6 +159,11 @@ absl::StatusOr<AttentionSchedule> ExactAttention::Schedule(const Sequences& sequ
 
 absl::Status ExactAttention::Check(const AttentionCall& call) const {
   BURST_RETURN_IF_ERROR(call.Check(KernelsOf(call.q.device())));
+  if (!call.widths().equal()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("v: must have the head_dim of q in exact attention, ", call.q.dim(3), "; got ",
+                     call.v.dim(3)));
+  }
   const AttentionSchedule& schedule = *call.schedule;
   const TokenShard& shard = schedule.shard();
   const int rank = comm_ == nullptr ? 0 : comm_->rank();

@@ -47,6 +47,8 @@ class ExactAttention : public SequenceParallelAttention {
   absl::StatusOr<AttentionSchedule> Schedule(const Sequences& sequences,
                                              const Mask& mask) const override;
 
+  // InvalidArgument also for a value_dim that is not head_dim.
+  absl::Status Check(const AttentionCall& call) const override;
   absl::Status Forward(const AttentionCall& call, AttentionResult* result) override;
   absl::Status Backward(const AttentionCall& call, const AttentionResult& result,
                         AttentionGradients* gradients) override;
@@ -59,7 +61,6 @@ class ExactAttention : public SequenceParallelAttention {
       : options_(options), comm_(comm) {}
 
   int ranks() const { return comm_ == nullptr ? 1 : comm_->world_size(); }
-  absl::Status Check(const AttentionCall& call) const;
   // K and V of this rank's tokens -> of all tokens, in order of position.
   absl::Status GatherKeys(const AttentionCall& call, Tensor* all_k, Tensor* all_v);
   // Their gradients' sums of all tokens, [2, batch, seqlen, kv_heads, head_dim] float64 -> the sums

@@ -6,7 +6,8 @@
 
 namespace burst {
 
-FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k) {
+FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k,
+                                const Tensor& v) {
   FlashAttentionShape shape;
   shape.batch = q.dim(0);
   shape.q_len = q.dim(1);
@@ -14,6 +15,7 @@ FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Ten
   shape.num_heads = q.dim(2);
   shape.num_kv_heads = k.dim(2);
   shape.head_dim = q.dim(3);
+  shape.value_dim = v.dim(3);
   shape.softmax_scale =
       softmax_scale != 0 ? softmax_scale : 1 / std::sqrt(static_cast<double>(q.dim(3)));
   shape.dtype = q.dtype();

@@ -14,11 +14,12 @@
 
 namespace burst {
 
-inline constexpr int kSeqAxis = 1, kHeadAxis = 2;        // axes of [batch, seqlen, heads, head_dim]
+inline constexpr int kSeqAxis = 1, kHeadAxis = 2;        // axes of [batch, seqlen, heads, columns]
 inline constexpr int kLseSeqAxis = 2, kLseHeadAxis = 1;  // axes of [batch, heads, seqlen]
 
-// The shape of a call with q and k, without a mask. softmax_scale 0: 1 / sqrt(head_dim).
-FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k);
+// The shape of a call with q, k and v, without a mask. softmax_scale 0: 1 / sqrt(head_dim).
+FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k,
+                                const Tensor& v);
 
 // Sets the mask of a call to a part of `mask`.
 void SetMask(const MaskPart& part, const KernelMask& mask, DeviceType device,

@@ -46,13 +46,17 @@ absl::Status MaxOverRanks(Communicator* comm, const Tensor& own) {
   return absl::OkStatus();
 }
 
-absl::Status CheckScores(const ScoreOptions& options, bool wants_max_logits, bool is_cross,
-                         int64_t num_heads, const AttentionKernels& kernels) {
+absl::Status CheckScoreKernels(const ScoreOptions& options, bool wants_max_logits,
+                               const AttentionKernels& kernels, DType dtype,
+                               const HeadWidths& widths) {
   const char* const changed = NameOfFirst(options, wants_max_logits);
-  if (changed != nullptr && !kernels.ChangesScores()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        changed, ": these attention kernels do not change scores; those of CPUs and GPUs do"));
-  }
+  if (changed == nullptr || kernels.ChangesScores(dtype, widths)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      changed, ": these attention kernels do not change scores of ", Name(dtype), " with ",
+      ToString(widths), "; those of CPUs and GPUs do, with one width of heads"));
+}
+
+absl::Status CheckScores(const ScoreOptions& options, bool is_cross, int64_t num_heads) {
   if (options.alibi_slopes.empty()) return absl::OkStatus();
   if (is_cross) {
     return absl::InvalidArgumentError(

@@ -37,10 +37,14 @@ struct WeightDropout {
 // InvalidArgument, which names the option, for values out of range.
 absl::Status CheckScoreOptions(const ScoreOptions& options);
 
+// Checks options, or `wants_max_logits`, with kernels that may not change scores of such tensors.
+absl::Status CheckScoreKernels(const ScoreOptions& options, bool wants_max_logits,
+                               const AttentionKernels& kernels, DType dtype,
+                               const HeadWidths& widths);
+
 // Checks options for a call with `num_heads` query heads in all, to keys of another sequence or
-// the same, by kernels that may not change scores.
-absl::Status CheckScores(const ScoreOptions& options, bool wants_max_logits, bool is_cross,
-                         int64_t num_heads, const AttentionKernels& kernels);
+// the same.
+absl::Status CheckScores(const ScoreOptions& options, bool is_cross, int64_t num_heads);
 
 // own: [n] float32 of the host. Becomes the largest of all ranks' numbers, element by element; null
 // comm: of one rank. Collective.

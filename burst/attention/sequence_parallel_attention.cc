@@ -30,7 +30,7 @@ void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention, const Atten
   if (status.ok()) return;
   tape.Fail(status);
   const Tensor& q = call.q;
-  result->out = Tensor::Zeros(q.shape(), q.dtype(), q.device());
+  result->out = Tensor::Zeros(call.OutShape(), q.dtype(), q.device());
   result->lse = Tensor::Zeros(LseShape(q), SumDType(q.dtype()), q.device());
 }
 
@@ -94,7 +94,7 @@ AttentionResult ForwardAgain(Tape& tape, SequenceParallelAttention& attention,
   AttentionCall again = call;
   again.schedule = kept->again.get();
   for (Tensor* tensor : {&again.q, &again.k, &again.v}) *tensor = tensor->Slice(1, 0, begin);
-  const AttentionResult result = {Tensor::Empty(q.shape(), q.dtype(), q.device()),
+  const AttentionResult result = {Tensor::Empty(call.OutShape(), q.dtype(), q.device()),
                                   Tensor::Empty(LseShape(q), SumDType(q.dtype()), q.device())};
   AttentionResult first = {result.out.Slice(1, 0, begin)};
   ForwardOnTape(tape, attention, again, &first);

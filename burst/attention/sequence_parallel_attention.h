@@ -66,6 +66,10 @@ class SequenceParallelAttention {
   // How it changes scores; the model's softcap has to be among it.
   virtual ScoreOptions scores() const { return {}; }
 
+  // InvalidArgument for what does not fit, or what no kernel serves, as from Forward. No
+  // communication.
+  virtual absl::Status Check(const AttentionCall& call) const = 0;
+
   // Collective, as Backward is. Assigns what the call wants (AttentionResult). InvalidArgument for
   // what does not fit or what no kernel serves; the communicator's error for a failed transfer.
   virtual absl::Status Forward(const AttentionCall& call, AttentionResult* result) = 0;
@@ -96,8 +100,8 @@ struct TapeAttention {
   std::function<void()> sinks_part_done = nullptr;
 };
 
-// The op on the tape; out: like q. A failed transfer is reported through tape.status(). With `lse`,
-// the log-sum-exp is returned too, and differentiable.
+// The op on the tape; out: [batch, length, num_heads, value_dim of v]. A failed transfer is
+// reported through tape.status(). With `lse`, the log-sum-exp is returned too, and differentiable.
 Variable AttentionOp(Tape& tape, const TapeAttention& with, const Variable& q, const Variable& k,
                      const Variable& v, Variable* lse = nullptr);
 

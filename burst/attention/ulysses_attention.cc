@@ -67,7 +67,6 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::CreateOver(
   return attention;
 }
 
-// A ring of single ranks checks the rest itself.
 absl::Status UlyssesAttention::Check(const AttentionCall& call) const {
   const RankGroup& group = call.schedule->shard().group();
   const int size = group_->world_size();
@@ -76,8 +75,8 @@ absl::Status UlyssesAttention::Check(const AttentionCall& call) const {
                                                    " of groups of ", size, "; got one for rank ",
                                                    group.group_rank, " of groups of ", group.size));
   }
-  if (size == 1) return absl::OkStatus();
-  BURST_RETURN_IF_ERROR(call.Check(attention_->KernelsFor(call.q)));
+  if (size == 1) return attention_->Check(call);
+  BURST_RETURN_IF_ERROR(attention_->CheckTensors(call));
   BURST_RETURN_IF_ERROR(call.CheckLengths(call.schedule->shard().local_length(),
                                           call.schedule->key_shard().local_length()));
   return CheckHeadsDivide(call.q.dim(2), call.k.dim(2), size);

@@ -9,13 +9,13 @@
 //
 // Bytes that a rank sends to the other ranks of its group of U: (U-1)/U of
 //
-//   forward   q, k, v     B l D s (H + 2 K')    and back: out         B l D s H  (lse: B l H t)
-//   backward  dout        B l D s H             and back: dq, dk, dv  B l D s (H + 2 K')
-//             dlse        B l H t
+//   forward   q, k, v  B l s (D H + (D + E) K')   and back: out         B l s E H  (lse: B l H t)
+//   backward  dout     B l s E H                  and back: dq, dk, dv  B l s (D H + (D + E) K')
+//             dlse     B l H t
 //
-// Here are B sequences, l tokens of each on every rank, H heads and K KV heads of D elements of s
-// bytes, t bytes an element of SumDType, and K' = max(K, U). Fewer KV heads than ranks are
-// replicated, and their gradients summed.
+// Here are B sequences, l tokens of each on every rank, H heads and K KV heads, and K' = max(K, U).
+// D is head_dim and E is value_dim, of elements of s bytes. An element of SumDType has t bytes.
+// Fewer KV heads than ranks are replicated, and their gradients summed.
 // The ring's bytes for H / U heads and U l tokens come on top.
 #pragma once
 
@@ -57,7 +57,9 @@ class UlyssesAttention : public SequenceParallelAttention {
     return attention_->Schedule(sequences, mask);
   }
 
-  // InvalidArgument unless CheckHeadsDivide. The result keeps what was exchanged.
+  // InvalidArgument also unless CheckHeadsDivide.
+  absl::Status Check(const AttentionCall& call) const override;
+  // The result keeps what was exchanged.
   absl::Status Forward(const AttentionCall& call, AttentionResult* result) override;
   // It needs the exchanged tensors of the result or, where they were dropped, `out` and `lse`.
   absl::Status Backward(const AttentionCall& call, const AttentionResult& result,
@@ -76,7 +78,6 @@ class UlyssesAttention : public SequenceParallelAttention {
 
  private:
   UlyssesAttention() = default;
-  absl::Status Check(const AttentionCall& call) const;
   // All heads of this rank's tokens -> this rank's heads of the group's tokens.
   absl::Status GatherHeads(const AttentionCall& call, AttentionResult::Exchanged* exchanged);
   // The ring's call for what was exchanged.

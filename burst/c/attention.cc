@@ -230,6 +230,18 @@ void burst_attention_destroy(burst_attention* attention) {
   });
 }
 
+burst_code burst_check(burst_attention* attention, const burst_call* call) {
+  return Guard([&]() -> absl::Status {
+    burst::c::Attention& own = *attention->value;
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(own.comm.get()));
+    burst::c::Arguments arguments(own.context->device);
+    const burst::AttentionCall given = arguments.Call(*call);
+    BURST_RETURN_IF_ERROR(arguments.status);
+    const Use use(own.context.get());
+    return own.attention->Check(given);
+  });
+}
+
 burst_code burst_forward(burst_attention* attention, const burst_call* call,
                          const burst_result* result) {
   return Guard([&]() -> absl::Status {

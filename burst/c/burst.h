@@ -280,7 +280,8 @@ typedef struct burst_call {
                    * last stride 1 */
   burst_tensor k; /* [batch, length, kv_heads, head_dim]; kv_heads divides heads; of
                    * cross-attention, of this rank's keys */
-  burst_tensor v; /* like k */
+  burst_tensor v; /* [batch, length of k, kv_heads, value_dim]; burst_check says whether the kernels
+                   * serve another value_dim than head_dim */
   /* [heads] of lse's dtype: a logit of each head that takes part in the softmax and has no value;
    * may be left out. */
   burst_tensor sinks;
@@ -288,7 +289,7 @@ typedef struct burst_call {
 
 typedef struct burst_result {
   size_t struct_bytes; /* sizeof(burst_result) */
-  burst_tensor out;    /* like q */
+  burst_tensor out;    /* [batch, length, heads, value_dim] */
   /* [batch, heads, length], contiguous, of float32 for tensors of 16 bits, else of q's dtype: the
    * natural log of the softmax's denominator, -inf where no key is seen. */
   burst_tensor lse;
@@ -306,6 +307,8 @@ typedef struct burst_gradients {
   burst_tensor dsinks; /* like sinks; its sum over the ranks is their gradient; may be left out */
 } burst_gradients;
 
+/* Returns BURST_OK if burst_forward takes the call, else BURST_INVALID_ARGUMENT. Not collective. */
+burst_code burst_check(burst_attention* attention, const burst_call* call);
 /* Computes attention, and writes the result. Collective. */
 burst_code burst_forward(burst_attention* attention, const burst_call* call,
                          const burst_result* result);

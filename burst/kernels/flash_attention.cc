@@ -38,21 +38,21 @@ namespace {
 template <typename T>
 void MergeParts(const Tensor& parts, const Tensor& out, const Tensor& sinks) {
   const int64_t sets = parts.dim(0), stride = parts.dim(1), q_len = out.dim(1);
-  const int64_t heads = out.dim(2), head_dim = out.dim(3), rows = out.numel() / head_dim;
+  const int64_t heads = out.dim(2), value_dim = out.dim(3), rows = out.numel() / value_dim;
   const T* const data = parts.data<T>();
-  std::vector<T> sum(head_dim);
+  std::vector<T> sum(value_dim);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t b = row / (q_len * heads), i = row / heads % q_len, h = row % heads;
-    const int64_t lse_at = rows * head_dim + (b * heads + h) * q_len + i;
+    const int64_t lse_at = rows * value_dim + (b * heads + h) * q_len + i;
     std::fill(sum.begin(), sum.end(), T(0));
     T lse = sinks.null() ? -std::numeric_limits<T>::infinity() : sinks.data<T>()[h];
     for (int64_t set = 0; set < sets; ++set) {
       const MergeWeights<T> merged = Merge(lse, data[set * stride + lse_at]);
-      const T* const part = data + set * stride + row * head_dim;
-      for (int64_t c = 0; c < head_dim; ++c) sum[c] = sum[c] * merged.a + part[c] * merged.b;
+      const T* const part = data + set * stride + row * value_dim;
+      for (int64_t c = 0; c < value_dim; ++c) sum[c] = sum[c] * merged.a + part[c] * merged.b;
       lse = merged.lse;
     }
-    std::copy(sum.begin(), sum.end(), out.data<T>() + row * head_dim);
+    std::copy(sum.begin(), sum.end(), out.data<T>() + row * value_dim);
   }
 }
 

@@ -13,12 +13,14 @@
 
 #include "absl/status/status.h"
 #include "burst/base/check.h"
+#include "burst/kernels/limits.h"
 #include "burst/kernels/scores.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
 
-// A [batch, seqlen, num_heads, head_dim] tensor; head_dim has stride 1. Strides in elements.
+// A [batch, seqlen, num_heads, columns] tensor; the columns, head_dim or value_dim, have stride 1.
+// Strides in elements.
 struct AttentionOperand {
   void* data = nullptr;
   int64_t batch_stride = 0;
@@ -26,7 +28,7 @@ struct AttentionOperand {
   int64_t head_stride = 0;
 };
 
-// tensor: [batch, seqlen, num_heads, head_dim], innermost stride 1.
+// tensor: [batch, seqlen, num_heads, columns], innermost stride 1.
 inline AttentionOperand Operand(const Tensor& tensor) {
   BURST_CHECK(tensor.ndim() == 4 && (tensor.stride(3) == 1 || tensor.dim(3) <= 1))
       << "expected [batch, seqlen, heads, head_dim] with head_dim innermost, got "
@@ -83,13 +85,16 @@ struct FlashAttentionShape {
   int64_t num_heads = 0;
   // Divides num_heads; query head h reads KV head h / (num_heads / num_kv_heads).
   int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;   // columns of q and k; at least 1
+  int64_t value_dim = 0;  // columns of v and out; at least 1, also where it equals head_dim
   double softmax_scale = 0;
   // The dtype of q, k, v and dout: float32, float64, bfloat16 or float16.
   DType dtype = DType::kFloat32;
   KeyRanges visible;         // arrays on the device of the kernel
   KeyBlocks blocks = {};     // arrays on the device of the kernel; without `visible`
-  ScoreChanges scores = {};  // for kernels that say ChangesScores()
+  ScoreChanges scores = {};  // for kernels that say ChangesScores
+
+  constexpr HeadWidths widths() const { return {head_dim, value_dim}; }
 };
 
 // Computes (out, lse) = attention(q, k, v), or with `merge` the merge of (sum, lse) with it. A row
@@ -98,13 +103,14 @@ struct FlashForwardParams {
   FlashAttentionShape shape;
   AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
   AttentionOperand k;    // [batch, k_len, num_kv_heads, head_dim]
-  AttentionOperand v;    // like k
-  AttentionOperand out;  // like q
+  AttentionOperand v;    // [batch, k_len, num_kv_heads, value_dim]
+  AttentionOperand out;  // [batch, q_len, num_heads, value_dim]
   void* lse = nullptr;   // [batch, num_heads, q_len], contiguous
   bool merge = false;
   // The dtype of out: shape.dtype or float32. It is read for 16-bit inputs only.
   DType out_dtype = DType::kFloat32;
-  // For 16-bit inputs: the earlier result to merge with, float32, like q. Null data: `out` itself.
+  // For 16-bit inputs: the earlier result to merge with, float32, like out. Null data: `out`
+  // itself.
   AttentionOperand sum = {};
   // On a GPU: one block for every tile of queries. Kernels of streams with a higher priority
   // (NCCL's) then start as soon as some tile is done. It costs up to 3 %.
@@ -114,7 +120,7 @@ struct FlashForwardParams {
   // keep their dtypes. docs/kernels.md has the error.
   bool fp8 = false;
   // [batch, num_heads], or null. Each is raised to the largest S (natural, after softcap and ALiBi)
-  // of a visible pair. For kernels with ChangesScores().
+  // of a visible pair. For kernels with ChangesScores.
   float* max_logits = nullptr;
   // Attention sinks: a logit for each query head that takes part in the softmax and has no value
   // (gpt-oss, arXiv 2508.10925; "off-by-one" attention, Miller 2023, is a sink of 0):
@@ -173,11 +179,11 @@ inline GradientTarget AddsTo(const AttentionOperand& sum, const HeadRange& first
 struct FlashBackwardParams {
   FlashAttentionShape shape;
   AttentionOperand q, k, v;
-  AttentionOperand dout;        // like q
+  AttentionOperand dout;        // like the forward's out
   const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row, over all calls
   const void* delta = nullptr;  // [batch, num_heads, q_len]
   GradientTarget dq;            // like q
-  GradientTarget dk, dv;        // like k, with the same calls and heads for both
+  GradientTarget dk, dv;        // like k and v, with the same calls and heads for both
   // Gives the same bits in every run. The CPU kernels always do.
   bool deterministic = true;
 };
@@ -188,16 +194,17 @@ class AttentionKernels {
  public:
   virtual ~AttentionKernels() = default;
   // Returns OK if they serve such tensors, else InvalidArgument with the reason.
-  virtual absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const = 0;
+  virtual absl::Status Check(DeviceType device, DType dtype, const HeadWidths& widths) const = 0;
   // Returns whether they take FlashAttentionShape::blocks of such tensors. If not, callers give the
   // mask as ranges, in several calls.
-  virtual bool TakesBlocks(DType dtype, int64_t head_dim) const = 0;
+  virtual bool TakesBlocks(DType dtype, const HeadWidths& widths) const = 0;
   // Returns OK if they take FlashForwardParams::fp8, else InvalidArgument with the reason.
-  virtual absl::Status CheckFp8(DeviceType, DType, int64_t /*head_dim*/) const {
+  virtual absl::Status CheckFp8(DeviceType, DType, const HeadWidths&) const {
     return absl::InvalidArgumentError("attention in fp8 needs a Hopper GPU and its kernels");
   }
-  // Returns whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits.
-  virtual bool ChangesScores() const { return false; }
+  // Returns whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits of
+  // such tensors.
+  virtual bool ChangesScores(DType, const HeadWidths&) const { return false; }
   // Returns whether they take those together with FlashAttentionShape::blocks.
   virtual bool ChangesScoresOfBlocks() const { return false; }
   // On a GPU, these calls are queued on the thread's stream.
@@ -215,7 +222,7 @@ class AttentionKernels {
 const AttentionKernels& KernelsOf(DeviceType device);
 
 // Computes to = from + addend, converted, for accumulated results: [batch, seqlen, num_heads,
-// head_dim], innermost stride 1. `addend` is null, or has the dtype of `from` or `to`. Then it and
+// columns], innermost stride 1. `addend` is null, or has the dtype of `from` or `to`. Then it and
 // `from` are contiguous, and `from` may be changed.
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor());
 
@@ -230,10 +237,10 @@ void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
 // Merges attention to `n` disjoint sets of keys into attention to all of them, in the order of the
 // sets. A row that sees no key becomes 0.
 //
-// out: [batch, q_len, num_heads, head_dim], contiguous. parts: [n, at least rows * (head_dim + 1)],
-// contiguous, of SumDType(out's dtype), where rows = batch * q_len * num_heads. Each part has its
-// set's out first, then its lse [batch, num_heads, q_len]. `sinks` are as in FlashForwardParams and
-// count once for all sets; null: no sinks.
+// out: [batch, q_len, num_heads, value_dim], contiguous. parts: [n, at least rows * (value_dim +
+// 1)], contiguous, of SumDType(out's dtype), where rows = batch * q_len * num_heads. Each part has
+// its set's out first, then its lse [batch, num_heads, q_len]. `sinks` are as in FlashForwardParams
+// and count once for all sets; null: no sinks.
 void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks = Tensor());
 
 }  // namespace burst

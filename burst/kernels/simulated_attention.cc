@@ -47,15 +47,26 @@ double VisibleTiles(const FlashAttentionShape& s) {
   return static_cast<double>(tiles) * all_heads / rows;
 }
 
-// Simulates a kernel. It has `products` matrix products for a pair of tiles, at `rate` FLOP/s in 16
-// bits. It reads or writes tensors like q `q_like` times, and tensors like k `k_like` times.
-void Run(const FlashAttentionShape& s, int products, double tiles, double rate, int q_like,
-         int k_like) {
+// What a kernel does over one of a head's widths.
+struct Work {
+  int products;       // matrix products for a pair of tiles
+  int queries, keys;  // how often it reads or writes a tensor of all queries, of all keys
+};
+
+// Simulates a kernel, whose products have `rate` FLOP/s in 16 bits. `scores` is what it does over
+// head_dim (q, k and their gradients), `values` over value_dim (v, out and their gradients).
+void Run(const FlashAttentionShape& s, double tiles, double rate, const Work& scores,
+         const Work& values) {
   SimulatedGpu& gpu = *SimulatedGpu::Current();
-  const double flops = 2.0 * products * tiles * kTile * kTile * s.head_dim;
-  const double row_bytes = 1.0 * s.batch * s.head_dim * SizeOf(s.dtype);
-  gpu.RunKernel(row_bytes * (q_like * s.q_len * s.num_heads + k_like * s.k_len * s.num_kv_heads),
-                flops / (Is16Bit(s.dtype) ? rate : gpu.model().fp32));
+  double flops = 0, bytes = 0;
+  const auto add = [&](const Work& work, int64_t columns) {
+    flops += 2.0 * work.products * tiles * kTile * kTile * columns;
+    bytes += 1.0 * s.batch * columns * SizeOf(s.dtype) *
+             (work.queries * s.q_len * s.num_heads + work.keys * s.k_len * s.num_kv_heads);
+  };
+  add(scores, s.head_dim);
+  add(values, s.value_dim);
+  gpu.RunKernel(bytes, flops / (Is16Bit(s.dtype) ? rate : gpu.model().fp32));
 }
 
 bool IsNarrow(const FlashAttentionShape& s) { return s.head_dim <= 64; }
@@ -63,19 +74,19 @@ bool IsNarrow(const FlashAttentionShape& s) { return s.head_dim <= 64; }
 }  // namespace
 
 absl::Status SimulatedAttentionKernels::Check(DeviceType device, DType dtype,
-                                              int64_t head_dim) const {
-  const HeadDims& served = Is16Bit(dtype) ? k16BitHeadDims : kWideHeadDims;
-  if (device == DeviceType::kCuda && served.Has(head_dim)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("no attention kernel for ", Name(dtype),
-                                                 " with head_dim ", head_dim, " on a GPU"));
+                                              const HeadWidths& widths) const {
+  const bool served = Is16Bit(dtype) ? HopperKernelsServe(widths) : WideKernelsServe(widths);
+  if (device == DeviceType::kCuda && served) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("no attention kernel for ", Name(dtype), " with ",
+                                                 ToString(widths), " on a GPU"));
 }
 
 absl::Status SimulatedAttentionKernels::CheckFp8(DeviceType device, DType dtype,
-                                                 int64_t head_dim) const {
-  BURST_RETURN_IF_ERROR(Check(device, dtype, head_dim));
-  if (Is16Bit(dtype) && kFp8HeadDims.Has(head_dim)) return absl::OkStatus();
+                                                 const HeadWidths& widths) const {
+  BURST_RETURN_IF_ERROR(Check(device, dtype, widths));
+  if (Is16Bit(dtype) && Fp8KernelsServe(widths)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("no attention in fp8 for ", Name(dtype), " with head_dim ", head_dim));
+      absl::StrCat("no attention in fp8 for ", Name(dtype), " with ", ToString(widths)));
 }
 
 void SimulatedAttentionKernels::Forward(const FlashForwardParams& params) const {
@@ -90,12 +101,13 @@ void SimulatedAttentionKernels::Forward(const FlashForwardParams& params) const 
     const double row_bytes = 1.0 * s.batch * s.head_dim * SizeOf(s.dtype);
     SimulatedGpu::Current()->RunKernel(1.5 * row_bytes * rows, 0);
   }
-  Run(s, /*products=*/2, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowForward * rate : rate,
-      /*q_like=*/params.merge ? 4 : 2, /*k_like=*/2);
+  // S = Q K^T, O = P V; a merge also reads O, in fp32.
+  Run(s, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowForward * rate : rate,
+      /*scores=*/{1, 1, 1}, /*values=*/{1, params.merge ? 3 : 1, 1});
 }
 
 void SimulatedAttentionKernels::Delta(const FlashDeltaParams& params) const {
-  Run(params.shape, /*products=*/0, /*tiles=*/0, /*rate=*/1, /*q_like=*/2, /*k_like=*/0);
+  Run(params.shape, /*tiles=*/0, /*rate=*/1, /*scores=*/{0, 0, 0}, /*values=*/{0, 2, 0});
 }
 
 void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) const {
@@ -111,8 +123,10 @@ void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) cons
   if (floats > 0) sums = Tensor::Empty({floats}, DType::kFloat32, DeviceType::kCuda);
   const double ends = kBackwardEnds * s.batch * s.num_heads * Tiles(s.k_len);
   const double rate = SimulatedGpu::Current()->model().attention_backward;
-  Run(s, /*products=*/5, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowBackward * rate : rate,
-      /*q_like=*/dq.null() ? 6 : 9, /*k_like=*/params.dk.assigned() ? 4 : 10);
+  // S, dQ and dK; dP and dV. Sums in fp32 are read and written.
+  const int keys = params.dk.assigned() ? 2 : 5;
+  Run(s, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowBackward * rate : rate,
+      /*scores=*/{3, dq.null() ? 5 : 8, keys}, /*values=*/{2, 1, keys});
 }
 
 }  // namespace burst

@@ -8,10 +8,13 @@ namespace burst {
 
 class SimulatedAttentionKernels : public AttentionKernels {
  public:
-  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override;
-  bool TakesBlocks(DType dtype, int64_t) const override { return Is16Bit(dtype); }
-  bool ChangesScores() const override { return true; }  // in the time of calls that do not
-  absl::Status CheckFp8(DeviceType device, DType dtype, int64_t head_dim) const override;
+  absl::Status Check(DeviceType device, DType dtype, const HeadWidths& widths) const override;
+  bool TakesBlocks(DType dtype, const HeadWidths&) const override { return Is16Bit(dtype); }
+  // In the time of calls that do not.
+  bool ChangesScores(DType dtype, const HeadWidths& widths) const override {
+    return !Is16Bit(dtype) || widths.equal();
+  }
+  absl::Status CheckFp8(DeviceType device, DType dtype, const HeadWidths& widths) const override;
   void Forward(const FlashForwardParams& params) const override;
   void Delta(const FlashDeltaParams& params) const override;
   void Backward(const FlashBackwardParams& params) const override;

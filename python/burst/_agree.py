@@ -12,7 +12,6 @@ from .scores import check_seed
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # burst_dtype
 OF_16_BITS = (torch.bfloat16, torch.float16)
 ALIGNED = 8  # elements of 16 bits: kernels read 16 bytes at once, so rows begin at multiples
-_NAMES = {"value_dim": "head_dim of v"}  # names of arguments that are not the caller's
 # A rank's message has 1 for an error, the tokens of q and of k, the seed it drew, and a digest of the rest.
 _MESSAGE = struct.Struct("<qqqQ32s")
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError}
@@ -22,11 +21,11 @@ def check_tensors(q, k, v, cross):
     """Raises a ValueError or TypeError that names the tensor, unless attention takes these tensors."""
     try:
         if (type(q) is type(k) is type(v) is torch.Tensor and
-                q.dtype == k.dtype == v.dtype and q.dtype in DTYPES and k.shape == v.shape and
-                q.device == k.device == v.device and q.dim() == k.dim() == 4 and
+                q.dtype == k.dtype == v.dtype and q.dtype in DTYPES and k.shape[:3] == v.shape[:3] and
+                q.device == k.device == v.device and q.dim() == k.dim() == v.dim() == 4 and
                 q.layout is k.layout is v.layout is torch.strided):
             (batch, tokens, heads, head_dim), (kv_batch, keys, kv_heads, kv_dim) = q.shape, k.shape
-            if (kv_batch == batch and (cross or keys == tokens) and kv_dim == head_dim and kv_heads > 0 and
+            if (kv_batch == batch and (cross or keys == tokens) and kv_dim == head_dim and v.shape[3] > 0 and kv_heads > 0 and
                     heads % kv_heads == 0):
                 return
     except RuntimeError:  # a nested tensor has no shape
@@ -60,14 +59,17 @@ def _check_fit(q, k, v, cross):
             raise ValueError("%s: must have q's dtype, %s; got %s" % (name, q.dtype, tensor.dtype))
         if tensor.device != q.device:
             raise ValueError("%s: must be on q's device, %s; got %s" % (name, q.device, tensor.device))
-        if (tensor.shape[0] != q.shape[0] or tensor.shape[3] != q.shape[3] or
+        if (tensor.shape[0] != q.shape[0] or (tensor is k and k.shape[3] != q.shape[3]) or
                 (not cross and tensor.shape[1] != q.shape[1])):
-            raise ValueError("%s: must have the %s and head_dim of q, whose shape is %s; got the shape %s%s" %
-                             (name, "batch" if cross else "batch, tokens", list(q.shape), list(tensor.shape),
+            same = ["batch"] + ([] if cross else ["tokens"]) + (["head_dim"] if tensor is k else [])
+            raise ValueError("%s: must have the %s of q, whose shape is %s; got the shape %s%s" %
+                             (name, " and ".join(same), list(q.shape), list(tensor.shape),
                               "" if cross or tensor.shape[1] == q.shape[1] else
                               "; burst.cross_attention takes another number of keys"))
     if cross and k.shape[1] != v.shape[1]:
         raise ValueError("v: must have the %d tokens of k; got %d" % (k.shape[1], v.shape[1]))
+    if v.shape[3] == 0:
+        raise ValueError("v: must have a head_dim of at least 1; got the shape %s" % list(v.shape))
     if k.shape[2] != v.shape[2]:
         raise ValueError("v: must have the %d heads of k; got %d" % (k.shape[2], v.shape[2]))
     if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
@@ -114,7 +116,7 @@ def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
     known = None
     if call.promised and not call.dropout_p:  # seeds are compared in every call
         if error is None:
-            known = (call, q.shape, k.shape[1:3], q.dtype, needs_grad, sinks is None)
+            known = (call, q.shape, k.shape[1:3], v.shape[3], q.dtype, needs_grad, sinks is None)
             lengths = ranks.agreed.get(known)
             if lengths is not None:
                 return lengths, seed
@@ -124,7 +126,7 @@ def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
     own = None
     if error is None:
         own = [("batch", q.shape[0]), ("heads", q.shape[2]), ("kv heads", k.shape[2]),
-               ("head_dim", q.shape[3]), ("dtype", str(q.dtype)), ("requires_grad", needs_grad), ("sinks", sinks is not None),
+               ("head_dim", q.shape[3]), ("head_dim of v", v.shape[3]), ("dtype", str(q.dtype)), ("requires_grad", needs_grad), ("sinks", sinks is not None),
                ("dropout_seed", "drawn" if drawn else seed)]
     lengths, seed = _compare(ranks, call, own, error, (q, k), seed if drawn else None, seed)
     if known is not None:
@@ -181,7 +183,7 @@ def _explain(ranks, mine):
             if ours != theirs:
                 where, ours, theirs = _first_difference(ours, theirs)
                 raise ValueError("%s: the ranks differ%s: %r on rank %d, %r on rank %d" % (
-                    _NAMES.get(name, name), where, ours, ranks.rank, theirs, rank))
+                    name, where, ours, ranks.rank, theirs, rank))
     raise ValueError("the ranks differ: another version of the package on one of them")
 
 

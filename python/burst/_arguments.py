@@ -16,7 +16,7 @@ STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
 # The arguments of make_call, in order: single values, then values that may be long.
 SCALARS = ("causal", "softmax_scale", "window", "layout", "strategy", "ring_grad_dtype", "deterministic",
            "backward", "ulysses_size", "ranks_per_node", "seqlen", "fp8", "softcap", "dropout_p",
-           "return_max_logit", "cross", "key_layout", "per_document", "value_dim")
+           "return_max_logit", "cross", "key_layout", "per_document")
 LISTS = ("documents", "cu_seqlens", "spans", "slices", "alibi_slopes", "key_cu_seqlens")
 # The fields of a Call. `promised` says that the caller gave seqlen, so ranks compare arguments once. `tokens` is
 # the length of the whole sequence, by seqlen or cu_seqlens. `pairs` are bounds of documents in two sequences.
@@ -25,7 +25,7 @@ _OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "softmax_scale"
             "deterministic", "ulysses_size", "ranks_per_node", "fp8", "softcap", "alibi_slopes",
             "dropout_p")
 _NOT_OF_SCHEDULES = ("softmax_scale", "ring_grad_dtype", "deterministic", "fp8", "softcap", "dropout_p",
-                     "return_max_logit", "value_dim", "promised", "alibi_slopes")
+                     "return_max_logit", "promised", "alibi_slopes")
 _CACHE_BYTES = 4 << 20  # of each cache below
 
 
@@ -278,7 +278,7 @@ _READERS = dict(
     strategy=_one_of(*STRATEGIES), ring_grad_dtype=_grad_dtype, deterministic=_flag,
     backward=_one_of("auto", "burst", "ring"), ulysses_size=read_count, ranks_per_node=read_count,
     seqlen=_count_or_none, fp8=_flag, softcap=_number_or_zero, dropout_p=_probability, return_max_logit=_flag,
-    cross=_flag, key_layout=_one_of(None, *LAYOUTS), per_document=read_count, value_dim=_count_or_none)
+    cross=_flag, key_layout=_one_of(None, *LAYOUTS), per_document=read_count)
 
 
 def list_of(values):

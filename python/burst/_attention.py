@@ -126,8 +126,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
     Args:
         q (Tensor): [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim].
             In 16 bits a head_dim is padded with zeros to a multiple of 8. The rank's tokens are those that `layout` gives it (burst.shard, burst.positions), in order.
-        k, v (Tensor): like q with kv_heads heads, which divide heads. A smaller head_dim of v (128 with 192,
-            as in multi-head latent attention) is padded with zeros, and out has it.
+        k, v (Tensor): like q with kv_heads heads, which divide heads. v may have another head_dim, as in
+            multi-head latent attention, and out then has it. Kernels that serve one head_dim only take a
+            smaller one padded with zeros.
         causal (bool): a token sees itself and earlier tokens.
         softmax_scale (float): default: 1 / sqrt(head_dim). It gets no gradient.
         window (int): a token sees tokens less than `window` positions away. 0: no limit.
@@ -175,7 +176,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
         return_max_logit (bool): also return max_logit. Not with fp8.
 
     Returns:
-        out (Tensor): like q; or a tuple of out and the requested ones of these:
+        out (Tensor): like q, with v's head_dim; or a tuple of out and the requested ones of these:
         lse (Tensor): [batch, heads, tokens], packed [heads, tokens]: the log of the softmax's
             denominator, differentiable.
         max_logit (Tensor): [batch, heads], packed [heads]: the largest score of each head over all ranks,
@@ -201,31 +202,30 @@ def _are_dense(*tensors):
 
 
 def _pad(q, k, v, scale):
-    """Returns q, k and v with zeros up to one head_dim that kernels take, softmax_scale, and v's head_dim or None.
+    """Returns q, k and v with zeros up to head_dims that kernels take, and softmax_scale.
 
     Zeros in q and k do not change scores. Zeros in v become columns of out that are cut off."""
-    head_dim, value_dim = q.shape[3], v.shape[3]
-    padded = -(-head_dim // _MULTIPLES.get(q.dtype, 1)) * _MULTIPLES.get(q.dtype, 1)
-    if padded != head_dim:
-        q, k = (torch.nn.functional.pad(x, (0, padded - head_dim)) for x in (q, k))
-        scale = head_dim**-0.5 if scale is None else scale
-    if padded == value_dim:
-        return q, k, v, scale, None
-    return q, k, torch.nn.functional.pad(v, (0, padded - value_dim)), scale, value_dim
+    multiple = _MULTIPLES.get(q.dtype, 1)
+    more, more_of_v = -q.shape[3] % multiple, -v.shape[3] % multiple
+    if more:
+        scale = q.shape[3]**-0.5 if scale is None else scale
+        q, k = (torch.nn.functional.pad(x, (0, more)) for x in (q, k))
+    return q, k, torch.nn.functional.pad(v, (0, more_of_v)) if more_of_v else v, scale
 
 
 def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
-    """Computes attention. `scalars` are _arguments.SCALARS without the last, which follows from q and v."""
+    """Computes attention. scalars and lists: see _arguments.SCALARS and LISTS."""
     dense = _are_dense(q, k, v)  # otherwise an error, which all ranks get
     packed = dense and q.dim() == 3
     if packed:
         q, k, v = (tensor.unsqueeze(0) if tensor.dim() == 3 else tensor for tensor in (q, k, v))
     value_dim = None
-    if dense and q.dim() == k.dim() == v.dim() == 4 and 0 < v.shape[3] <= q.shape[3] == k.shape[3]:
-        q, k, v, scale, value_dim = _pad(q, k, v, scalars[1])
+    if dense and q.dim() == k.dim() == v.dim() == 4 and q.shape[3] == k.shape[3] and v.shape[3] > 0:
+        value_dim = v.shape[3]
+        q, k, v, scale = _pad(q, k, v, scalars[1])
         scalars = (scalars[0], scale, *scalars[2:])
-    out, lse, max_logit = _apply(q, k, v, sinks, seed, group, (*scalars, value_dim), lists)
-    if value_dim is not None:
+    out, lse, max_logit = _apply(q, k, v, sinks, seed, group, scalars, lists)
+    if value_dim is not None and out.shape[3] != value_dim:
         out = out[..., :value_dim]
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)

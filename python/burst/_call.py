@@ -161,6 +161,16 @@ def _view(tensor):
     return (tensor.data_ptr(), DTYPES[tensor.dtype], len(shape), *shape, *rest, *tensor.stride(), *rest)
 
 
+def _cut(tensor, columns):
+    """Returns the first columns, contiguous: what is left of a result without v's padding."""
+    return tensor if tensor.shape[3] == columns else tensor[..., :columns].contiguous()
+
+
+def _widen(tensor, columns):
+    """Returns the tensor with columns of zeros."""
+    return tensor if tensor.shape[3] == columns else torch.nn.functional.pad(tensor, (0, columns - tensor.shape[3]))
+
+
 def _empty_like(tensor):
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
@@ -177,6 +187,14 @@ class State:
     def set_call(self, q, k, v, sinks, seed):
         self.ranks.device.call.set(self.schedule.value, seed or 0, self.wants_largest, *_view(q), *_view(k),
                                    *_view(v), *_view(sinks))
+
+    def value_dim(self, q, k, v, sinks):
+        """Returns the head_dim of the v that the kernels take: its own or, for kernels of one width only, q's."""
+        if v.shape[3] >= q.shape[3]:
+            return v.shape[3]
+        self.set_call(q, k, v, sinks, None)
+        refused = library().burst_check(self.attention.value, self.ranks.device.call.pointer)
+        return q.shape[3] if refused else v.shape[3]
 
 
 def _state(ranks, call, lengths, used=True):
@@ -223,7 +241,9 @@ def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False
         try:
             state = _state(ranks, call, lengths)
             q, k, v, sinks = _ready(q), _ready(k), _ready(v), _ready_sinks(sinks, q)
-            out, lse, largest = _empty_like(q), q.new_empty(lse_shape(q), dtype=lse_dtype(q)), None
+            value_dim = v.shape[3]
+            v = _widen(v, state.value_dim(q, k, v, sinks))
+            out, lse, largest = q.new_empty(out_shape(q, v)), q.new_empty(lse_shape(q), dtype=lse_dtype(q)), None
             if call.return_max_logit:
                 largest = torch.empty(max_logit_shape(q), dtype=torch.float32, device="cpu")
             state.set_call(q, k, v, sinks, seed)
@@ -233,7 +253,7 @@ def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False
             _fail_unless_alike(ranks, error)
             raise
         check(library().burst_forward(state.attention.value, ranks.device.call.pointer, result.pointer))
-    return out, lse, largest, lengths, seed, state
+    return _cut(out, value_dim), lse, largest, lengths, seed, state
 
 
 def backward(q, k, v, sinks, out, lse, dout, dlse, state, seed=None):
@@ -249,6 +269,8 @@ def backward(q, k, v, sinks, out, lse, dout, dlse, state, seed=None):
             q, k, v, out, dout = map(_ready, (q, k, v, out, dout))
             lse, dlse = _dense(lse), None if dlse is None else _dense(dlse)
             logits = _ready_sinks(sinks, q)
+            value_dim, taken = v.shape[3], state.value_dim(q, k, v, logits)
+            v, out, dout = _widen(v, taken), _widen(out, taken), _widen(dout, taken)
             dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
             dsinks = None if sinks is None else _empty_like(logits)
             state.set_call(q, k, v, logits, seed)
@@ -259,7 +281,7 @@ def backward(q, k, v, sinks, out, lse, dout, dlse, state, seed=None):
             raise
         check(library().burst_backward(state.attention.value, device.call.pointer, device.result.pointer,
                                        device.gradients.pointer))
-    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype)
+    return dq, dk, _cut(dv, value_dim), None if sinks is None else dsinks.to(sinks.dtype)
 
 
 def _dense(tensor):
@@ -268,6 +290,10 @@ def _dense(tensor):
 
 def _ready_sinks(sinks, q):
     return None if sinks is None else _dense(sinks.to(lse_dtype(q)))
+
+
+def out_shape(q, v):
+    return (*q.shape[:3], v.shape[3])
 
 
 def lse_shape(q):

@@ -28,21 +28,20 @@ def _keys_of_a_query(call, tokens, keys):
 def register(operators, parse):
     """Registers the formulas of the operators. parse(text) returns the arguments of a call, with `size` and call(values)."""
 
-    def count(q, k, text, values, products, products_of_values):
+    def count(q, k, v, text, values, products, products_of_values):
         parsed = parse(text)
         tokens, keys = q.shape[1] * parsed.size, k.shape[1] * parsed.size
         try:
-            call = parsed.call(values)
-            seen, value_dim = _keys_of_a_query(call, tokens, keys), call.value_dim or q.shape[3]
+            seen = _keys_of_a_query(parsed.call(values), tokens, keys)
         except RuntimeError:  # fake tensors have no values
-            seen, value_dim = keys, q.shape[3]
+            seen = keys
         pairs = q.shape[0] * q.shape[2] * q.shape[1] * seen
-        return int(2 * pairs * (products * q.shape[3] + products_of_values * value_dim))
+        return int(2 * pairs * (products * q.shape[3] + products_of_values * v.shape[3]))
 
     @register_flop_formula(operators.forward, get_raw=True)
     def forward(q, k, v, sinks, text, values, *_, **named):
-        return count(q, k, text, values, 1, 1)
+        return count(q, k, v, text, values, 1, 1)
 
     @register_flop_formula(operators.backward, get_raw=True)
     def backward(q, k, v, sinks, out, lse, lengths, dout, dlse, text, values, *_, **named):
-        return count(q, k, text, values, 3, 2)
+        return count(q, k, v, text, values, 3, 2)

@@ -137,6 +137,7 @@ _FUNCTIONS = {
         c_char_p, c_int64, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
     "burst_balanced_positions": [
         POINTER(Mask), c_int64, c_int32, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
+    "burst_check": [c_void_p, c_void_p],
     "burst_forward": [c_void_p, c_void_p, c_void_p],
     "burst_backward": [c_void_p, c_void_p, c_void_p, c_void_p],
 }

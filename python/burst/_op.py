@@ -185,7 +185,7 @@ def _(q, k, v, sinks, arguments, values, needs_grad, seed, drawn):
     largest = torch.empty(_call.max_logit_shape(q) if parsed.has_largest else (0,), dtype=torch.float32,
                           device="cpu")
     lengths = torch.empty(((2 if parsed.cross else 1) * parsed.size + 1,), dtype=torch.int64, device="cpu")
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, largest, lengths
+    return torch.empty(_call.out_shape(q, v), dtype=q.dtype, device=q.device), lse, largest, lengths
 
 
 @torch.library.custom_op(__package__ + "::backward", mutates_args=(), **_TAGS)

@@ -268,10 +268,12 @@ TEST(BurstAttentionTest, OverNccl) {
 
 // Tests bfloat16 and float16 on a ring. Partial results and gradients in transit are float32. So
 // the errors of a naive computation in that dtype bound the errors, as in no_worse.h.
-void CheckOf16Bits(DType dtype) {
+void CheckOf16Bits(DType dtype, const HeadWidths& widths) {
+  const absl::Status served = KernelsOf(kTestDevice).Check(kTestDevice, dtype, widths);
+  if (!served.ok() && kTestDevice == DeviceType::kCuda) GTEST_SKIP() << served;
   const double rounding = dtype == DType::kFloat16 ? 0x1p-12 : 0x1p-9;
-  const int64_t batch = 2, seqlen = 150, heads = 4, kv_heads = 2, head_dim = 64;
-  Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 4);
+  const int64_t batch = 2, seqlen = 150, heads = 4, kv_heads = 2;
+  Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, widths, DType::kFloat32, 4);
   for (Tensor* x : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) *x = x->To(dtype);
   const auto causal = [](int64_t, int64_t i, int64_t j) { return j <= i; };
   const auto reference = [&](DType rounded_to) {
@@ -300,6 +302,7 @@ void CheckOf16Bits(DType dtype) {
     options.backward = direction;
     options.ranks_per_node = per_node;
     options.ring_grad_dtype = ring_grad_dtype;
+    options.softmax_scale = 0.125;
     AttentionResults actual;
     RingTraffic forward, backward;
     const absl::Status status =
@@ -316,17 +319,20 @@ void CheckOf16Bits(DType dtype) {
     // An element of a token and transfer has 2 bytes for q, 4 for lse and delta, and 4 or 2 for
     // gradients. With zigzag and a causal mask, every block visits every rank.
     const int64_t tokens = (world_size - 1) * batch * seqlen;
-    const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
-    EXPECT_EQ(forward.blocks.total().bytes, tokens * 2 * hk * 2);
+    const int64_t hq = heads * widths.head_dim, ho = heads * widths.value_dim;
+    const int64_t hkv = kv_heads * (widths.head_dim + widths.value_dim);
+    EXPECT_EQ(forward.blocks.total().bytes, tokens * hkv * 2);
     EXPECT_EQ(backward.blocks.total().bytes,
-              tokens * (burst ? 2 * hq * 2 + 2 * heads * 4 : 2 * hk * 2));
+              tokens * (burst ? (hq + ho) * 2 + 2 * heads * 4 : hkv * 2));
     EXPECT_EQ(backward.gradients.total().bytes,
-              tokens * (burst ? hq : 2 * hk) * (ring_grad_dtype == RingGradDType::kBf16 ? 2 : 4));
+              tokens * (burst ? hq : hkv) * (ring_grad_dtype == RingGradDType::kBf16 ? 2 : 4));
   }
 }
 
-TEST(BurstAttentionTest, BFloat16) { CheckOf16Bits(DType::kBFloat16); }
-TEST(BurstAttentionTest, Float16) { CheckOf16Bits(DType::kFloat16); }
+TEST(BurstAttentionTest, BFloat16) { CheckOf16Bits(DType::kBFloat16, 64); }
+TEST(BurstAttentionTest, Float16) { CheckOf16Bits(DType::kFloat16, 64); }
+TEST(BurstAttentionTest, BFloat16OfTwoWidths) { CheckOf16Bits(DType::kBFloat16, {192, 128}); }
+TEST(BurstAttentionTest, Float16OfTwoWidths) { CheckOf16Bits(DType::kFloat16, {192, 128}); }
 
 // A document reaches ten tokens into the other rank's part. The last call, with that rank's keys,
 // leaves the other queries alone, but their sums are also converted.

@@ -211,6 +211,13 @@ TEST(ExactAttentionErrors, AreClear) {
   EXPECT_TRUE(
       contains(forward(*ring, *attention->Schedule(32, Mask::Causal())), "must be of a ring"));
   EXPECT_TRUE(contains(forward(*attention, *attention->Schedule(48, Mask::Causal())), "48 tokens"));
+  const Tensor wide_v = RandomInputs(1, 32, 2, 2, {8, 12}, DType::kFloat32, 4).v;
+  AttentionResult result;
+  const AttentionSchedule schedule = *attention->Schedule(32, Mask::Causal());
+  EXPECT_TRUE(contains(attention->Forward({&schedule, inputs.q.To(kTestDevice),
+                                           inputs.k.To(kTestDevice), wide_v.To(kTestDevice)},
+                                          &result),
+                       "v: must have the head_dim of q in exact attention, 8; got 12"));
   options.rows = 2;
   const auto two = *ExactAttention::Create(options, nullptr);
   EXPECT_TRUE(

@@ -80,19 +80,20 @@ struct Inputs {
 };
 
 inline Inputs RandomInputs(int64_t batch, int64_t seqlen, int64_t heads, int64_t kv_heads,
-                           int64_t head_dim, DType dtype, uint64_t seed) {
+                           const HeadWidths& widths, DType dtype, uint64_t seed) {
   const auto random = [&](const Shape& shape, uint64_t stream, double scale) {
     return RandomNormal(shape, dtype, seed, stream, scale);
   };
-  return {random({batch, seqlen, heads, head_dim}, 0, 1.5),
-          random({batch, seqlen, kv_heads, head_dim}, 1, 1.5),
-          random({batch, seqlen, kv_heads, head_dim}, 2, 1),
-          random({batch, seqlen, heads, head_dim}, 3, 1), random({batch, heads, seqlen}, 4, 1)};
+  return {random({batch, seqlen, heads, widths.head_dim}, 0, 1.5),
+          random({batch, seqlen, kv_heads, widths.head_dim}, 1, 1.5),
+          random({batch, seqlen, kv_heads, widths.value_dim}, 2, 1),
+          random({batch, seqlen, heads, widths.value_dim}, 3, 1),
+          random({batch, heads, seqlen}, 4, 1)};
 }
 
 // Returns results of NaN, in which the ranks put their parts.
 inline AttentionResults EmptyResults(const Inputs& inputs) {
-  const AttentionResults results = {Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.dlse),
+  const AttentionResults results = {Tensor::EmptyLike(inputs.dout), Tensor::EmptyLike(inputs.dlse),
                                     Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.k),
                                     Tensor::EmptyLike(inputs.v)};
   for (const Tensor& tensor : {results.out, results.lse, results.dq, results.dk, results.dv}) {

@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -111,6 +113,33 @@ TEST(StrategyTest, DoubleRing) {
                     expected, 1e-13 * seqlen);
         ExpectClose(RunStrategy(Strategy::kBurst, options, 4, 1, inputs, MaskOf(mask)), expected,
                     1e-13 * seqlen);
+      }
+    }
+  }
+}
+
+// Values have another width than queries and keys, as in multi-head latent attention.
+TEST(StrategyTest, HeadsOfTwoWidths) {
+  const int64_t seqlen = 61;
+  for (const HeadWidths& widths : {HeadWidths(24, 16), HeadWidths(8, 20)}) {
+    const Inputs inputs = RandomInputs(2, seqlen, 4, 2, widths, DType::kFloat64, 9);
+    const double scale = 1 / std::sqrt(static_cast<double>(widths.head_dim));
+    for (const NamedMask& named : kMasks) {
+      const IntervalMask mask = named.Of(seqlen);
+      const AttentionResults expected = Reference(inputs, mask, scale);
+      for (Layout layout : kLayouts) {
+        for (const auto& [strategy, ranks, group_size] :
+             {std::tuple(Strategy::kSingle, 1, 1), std::tuple(Strategy::kBurst, 2, 1),
+              std::tuple(Strategy::kBurst, 3, 1), std::tuple(Strategy::kRing, 4, 1),
+              std::tuple(Strategy::kUlysses, 4, 1), std::tuple(Strategy::kBurstUlysses, 4, 2)}) {
+          SCOPED_TRACE(testing::Message() << ToString(widths) << " " << named.name << " "
+                                          << Name(strategy) << " " << Name(layout));
+          BurstAttentionOptions options;
+          options.layout = layout;
+          if (ranks == 3) options.backward = BackwardDirection::kBurst;
+          ExpectClose(RunStrategy(strategy, options, ranks, group_size, inputs, MaskOf(mask)),
+                      expected, 1e-13 * seqlen);
+        }
       }
     }
   }

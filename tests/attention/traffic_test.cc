@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "burst/attention/burst_attention.h"
@@ -19,11 +20,13 @@ namespace {
 // The method's table gives the bytes, for each transfer and element of the batch. Every rank makes
 // G - 1 transfers.
 TEST(TrafficTest, RingSendsTheBytesOfTheFormulas) {
-  const int64_t batch = 2, seqlen = 96, head_dim = 16;
-  for (const auto& [heads, kv_heads] : {std::make_pair(4, 4), std::make_pair(4, 1)}) {
-    const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
-    const Inputs inputs =
-        RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
+  const int64_t batch = 2, seqlen = 96;
+  for (const auto& [heads, kv_heads, widths] :
+       {std::tuple(4, 4, HeadWidths(16)), std::tuple(4, 1, HeadWidths(16)),
+        std::tuple(4, 2, HeadWidths(16, 24))}) {
+    const int64_t hq = heads * widths.head_dim, ho = heads * widths.value_dim;
+    const int64_t hkv = kv_heads * (widths.head_dim + widths.value_dim);
+    const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, widths, DType::kFloat32, 1);
     for (const auto& [world_size, per_node] :
          {std::pair(1, 0), std::pair(2, 0), std::pair(3, 0), std::pair(4, 0), std::pair(4, 2),
           std::pair(6, 3), std::pair(8, 2)}) {
@@ -41,7 +44,7 @@ TEST(TrafficTest, RingSendsTheBytesOfTheFormulas) {
         ASSERT_TRUE(
             RunRing(world_size, options, inputs, /*mask=*/{}, &results, &forward, &backward).ok());
         EXPECT_EQ(forward.blocks.total().transfers, transfers);
-        EXPECT_EQ(forward.blocks.total().bytes, transfers * tokens * 2 * hk * 4);
+        EXPECT_EQ(forward.blocks.total().bytes, transfers * tokens * hkv * 4);
         EXPECT_EQ(forward.gradients.total().bytes, 0);
         EXPECT_EQ(backward.blocks.total().transfers, transfers);
         EXPECT_EQ(backward.gradients.total().transfers, transfers);
@@ -49,11 +52,11 @@ TEST(TrafficTest, RingSendsTheBytesOfTheFormulas) {
           EXPECT_EQ(sent[Link::kInter].transfers, between);
         }
         if (direction == BackwardDirection::kBurst) {
-          EXPECT_EQ(backward.blocks.total().bytes, transfers * tokens * (2 * hq + 2 * heads) * 4);
+          EXPECT_EQ(backward.blocks.total().bytes, transfers * tokens * (hq + ho + 2 * heads) * 4);
           EXPECT_EQ(backward.gradients.total().bytes, transfers * tokens * hq * 4);
         } else {
-          EXPECT_EQ(backward.blocks.total().bytes, transfers * tokens * 2 * hk * 4);
-          EXPECT_EQ(backward.gradients.total().bytes, transfers * tokens * 2 * hk * 4);
+          EXPECT_EQ(backward.blocks.total().bytes, transfers * tokens * hkv * 4);
+          EXPECT_EQ(backward.gradients.total().bytes, transfers * tokens * hkv * 4);
         }
       }
     }
@@ -69,6 +72,13 @@ TEST(TrafficTest, AutoTakesTheDirectionOfFewerBytes) {
     EXPECT_EQ(attention->Direction(schedule, 8, 8, 64, DType::kFloat32), BackwardDirection::kBurst);
     EXPECT_EQ(attention->Direction(schedule, 8, 4, 64, DType::kFloat32), BackwardDirection::kRing);
     EXPECT_EQ(attention->Direction(schedule, 8, 1, 64, DType::kFloat32), BackwardDirection::kRing);
+    // A head of two widths sends 2 D + E + 2 numbers of the queries, or 2 (D + E) of the keys.
+    const auto of_widths = [&](const HeadWidths& widths) {
+      return attention->Direction(schedule, 8, 8, widths, DType::kFloat32);
+    };
+    EXPECT_EQ(of_widths({192, 128}), BackwardDirection::kBurst);
+    EXPECT_EQ(of_widths({64, 2}), BackwardDirection::kBurst);
+    EXPECT_EQ(of_widths({64, 1}), BackwardDirection::kRing);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -92,17 +102,20 @@ TEST(TrafficTest, MaskedRoundsAreSkipped) {
 // The table in ulysses_attention.h gives the bytes. The ring's bytes follow from the test above,
 // for a group's tokens and a rank's share of the heads.
 TEST(TrafficTest, UlyssesSendsTheBytesOfTheFormulas) {
-  const int64_t batch = 2, seqlen = 96, heads = 8, head_dim = 16;
-  for (int64_t kv_heads : {8, 2}) {
-    const Inputs inputs =
-        RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
+  const int64_t batch = 2, seqlen = 96, heads = 8;
+  for (const auto& [kv_heads, widths] :
+       {std::pair<int64_t, HeadWidths>(8, 16), std::pair<int64_t, HeadWidths>(2, 16),
+        std::pair<int64_t, HeadWidths>(2, {16, 24})}) {
+    const int64_t head_dim = widths.head_dim, value_dim = widths.value_dim;
+    const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, widths, DType::kFloat32, 1);
     for (const auto& [ranks, size] : {std::pair(2, 2), std::pair(4, 2), std::pair(4, 4)}) {
       const int64_t l = seqlen / ranks, ring = ranks / size;
       const int64_t replicated = std::max<int64_t>(kv_heads, size);
       const auto exchanged = [&, size = size](int64_t elements_a_token) {
         return batch * l * elements_a_token * 4 * (size - 1) / size;
       };
-      const int64_t qkv = head_dim * (heads + 2 * replicated), out = head_dim * heads;
+      const int64_t qkv = head_dim * (heads + replicated) + value_dim * replicated;
+      const int64_t out = value_dim * heads;
       const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
         BurstAttentionOptions options;
         options.backward = BackwardDirection::kRing;
@@ -113,7 +126,8 @@ TEST(TrafficTest, UlyssesSendsTheBytesOfTheFormulas) {
         const auto take = [&](const Tensor& global) {
           return TakeRows(global, schedule.shard().local_positions());
         };
-        const int64_t visiting = (ring - 1) * batch * l * size * 2 * (replicated / size) * head_dim;
+        const int64_t visiting =
+            (ring - 1) * batch * l * size * (replicated / size) * (head_dim + value_dim);
         for (bool with_lse : {false, true}) {
           AttentionCall call = {&schedule, take(inputs.q), take(inputs.k), take(inputs.v)};
           call.wants_lse = with_lse;

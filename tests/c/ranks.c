@@ -11,7 +11,7 @@
 
 #include "burst/c/burst.h"
 
-enum { kBatch = 2, kSeqlen = 37, kHeads = 4, kKvHeads = 2, kHeadDim = 8 };
+enum { kBatch = 2, kSeqlen = 37, kHeads = 4, kKvHeads = 2, kHeadDim = 8, kValueDim = 12 };
 
 #define CHECK(call)                                                                      \
   do {                                                                                   \
@@ -33,11 +33,11 @@ typedef struct {
   double* data;
 } Array;
 
-static Array Make(int64_t length, int64_t heads) {
+static Array Make(int64_t length, int64_t heads, int64_t columns) {
   Array array;
   memset(&array, 0, sizeof(array));
-  const int64_t shape[4] = {kBatch, length, heads, kHeadDim};
-  array.data = (double*)calloc((size_t)(kBatch * length * heads * kHeadDim + 1), sizeof(double));
+  const int64_t shape[4] = {kBatch, length, heads, columns};
+  array.data = (double*)calloc((size_t)(kBatch * length * heads * columns + 1), sizeof(double));
   array.view.data = array.data;
   array.view.dtype = BURST_FLOAT64;
   array.view.dims = 4;
@@ -49,7 +49,7 @@ static Array Make(int64_t length, int64_t heads) {
 }
 
 static Array MakeLse(int64_t length) {
-  Array array = Make(length, kHeads);
+  Array array = Make(length, kHeads, 1);
   const int64_t shape[3] = {kBatch, kHeads, length};
   array.view.dims = 3;
   for (int i = 2; i >= 0; --i) {
@@ -59,13 +59,14 @@ static Array MakeLse(int64_t length) {
   return array;
 }
 
-static Array Filled(int tensor, const int32_t* positions, int64_t length, int64_t heads) {
-  Array array = Make(length, heads);
+static Array Filled(int tensor, const int32_t* positions, int64_t length, int64_t heads,
+                    int64_t columns) {
+  Array array = Make(length, heads, columns);
   double* at = array.data;
   for (int64_t b = 0; b < kBatch; ++b)
     for (int64_t i = 0; i < length; ++i)
       for (int64_t h = 0; h < heads; ++h)
-        for (int64_t c = 0; c < kHeadDim; ++c) *at++ = Value(tensor, b, positions[i], h, c);
+        for (int64_t c = 0; c < columns; ++c) *at++ = Value(tensor, b, positions[i], h, c);
   return array;
 }
 
@@ -92,7 +93,7 @@ typedef struct {
   double dsinks[kHeads];
 } Attended;
 
-/* changed: with softcap, ALiBi, dropout and sinks. */
+/* v has another width than q and k. changed: with softcap, ALiBi, dropout and sinks. */
 static Attended Attend(burst_context* context, burst_comm* comm, int rank, int size, int changed) {
   Attended attended;
   burst_attention_options options;
@@ -113,12 +114,12 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   CHECK(Schedule(attention, 1, &schedule));
   CHECK(burst_positions("zigzag", kSeqlen, rank, size, &attended.length, attended.positions));
   const int64_t n = attended.length;
-  const Array q = Filled(0, attended.positions, n, kHeads);
-  const Array k = Filled(1, attended.positions, n, kKvHeads);
-  const Array v = Filled(2, attended.positions, n, kKvHeads);
-  const Array dout = Filled(3, attended.positions, n, kHeads);
-  const Array out = Make(n, kHeads), lse = MakeLse(n), dq = Make(n, kHeads);
-  const Array dk = Make(n, kKvHeads), dv = Make(n, kKvHeads);
+  const Array q = Filled(0, attended.positions, n, kHeads, kHeadDim);
+  const Array k = Filled(1, attended.positions, n, kKvHeads, kHeadDim);
+  const Array v = Filled(2, attended.positions, n, kKvHeads, kValueDim);
+  const Array dout = Filled(3, attended.positions, n, kHeads, kValueDim);
+  const Array out = Make(n, kHeads, kValueDim), lse = MakeLse(n), dq = Make(n, kHeads, kHeadDim);
+  const Array dk = Make(n, kKvHeads, kHeadDim), dv = Make(n, kKvHeads, kValueDim);
   float largest[kBatch * kHeads];
   double sinks[kHeads] = {0.5, -1, 2, 0};
   burst_call call = {.struct_bytes = sizeof(call),
@@ -146,6 +147,7 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
     gradients.dsinks = call.sinks;
     gradients.dsinks.data = attended.dsinks;
   }
+  CHECK(burst_check(attention, &call));
   CHECK(burst_forward(attention, &call, &result));
   CHECK(burst_backward(attention, &call, &result, &gradients));
   attended.results[0] = out;
@@ -155,7 +157,8 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   /* An error of the arguments is a code and a sentence that names the argument. */
   burst_call wrong = call;
   wrong.k.shape[3] = kHeadDim - 1;
-  if (burst_forward(attention, &wrong, &result) != BURST_INVALID_ARGUMENT ||
+  if (burst_check(attention, &wrong) != BURST_INVALID_ARGUMENT ||
+      burst_forward(attention, &wrong, &result) != BURST_INVALID_ARGUMENT ||
       strncmp(burst_last_error(), "k: must be ", 11) != 0) {
     fprintf(stderr, "a wrong k: %s\n", burst_last_error());
     exit(1);
@@ -240,11 +243,14 @@ static void ScaledForward(burst_context* context, burst_comm* comm, int rank, in
   CHECK(burst_positions("zigzag", kSeqlen, rank, size, &s->attended.length, s->attended.positions));
   const int64_t n = s->attended.length;
   const int32_t* const positions = s->attended.positions;
-  s->q = Filled(0, positions, n, kHeads), s->k = Filled(1, positions, n, kKvHeads);
-  s->v = Filled(2, positions, n, kKvHeads), s->dout = Filled(3, positions, n, kHeads);
+  s->q = Filled(0, positions, n, kHeads, kHeadDim);
+  s->k = Filled(1, positions, n, kKvHeads, kHeadDim);
+  s->v = Filled(2, positions, n, kKvHeads, kHeadDim);
+  s->dout = Filled(3, positions, n, kHeads, kHeadDim);
   s->lse = MakeLse(n);
-  s->attended.results[0] = Make(n, kHeads), s->attended.results[1] = Make(n, kHeads);
-  s->attended.results[2] = Make(n, kKvHeads), s->attended.results[3] = Make(n, kKvHeads);
+  for (int r = 0; r < 4; ++r) {
+    s->attended.results[r] = Make(n, r < 2 ? kHeads : kKvHeads, kHeadDim);
+  }
   s->call = (burst_call){.struct_bytes = sizeof(s->call),
                          .schedule = s->schedule,
                          .q = s->q.view,
@@ -315,7 +321,8 @@ static double Shared(burst_context* context, burst_comm* comm, int rank, int siz
 static double Difference(const Attended* part, const Attended* whole) {
   double worst = 0;
   for (int r = 0; r < 4; ++r) {
-    const int64_t width = part->results[r].view.shape[2] * kHeadDim;
+    const burst_tensor* const view = &part->results[r].view;
+    const int64_t width = view->shape[2] * view->shape[3];
     for (int64_t b = 0; b < kBatch; ++b)
       for (int64_t i = 0; i < part->length; ++i)
         for (int64_t c = 0; c < width; ++c) {

@@ -37,6 +37,8 @@ mr flash_attention_16bit_test FewQueries*3x2049*
 m flash_attention_16bit_test *StridedOperands*:*BlocksOfKeys*
 mr changed_scores_cuda_test *OfKeepsWeight*:*AreRaised*
 m changed_scores_cuda_test *EqualNaive*/Documents
+mr two_widths_cuda_test Halves/*_Documents_*_d192_v128_70x33:Halves/*_Blocks_*_d192_v128_70x33
+m two_widths_cuda_test All/*StridedOperands*:All/*BlocksOfKeys*
 mr sm90_wgmma_test *
 mr sm90_fp8_test *Merged*:*ListsOf*:*SameBits*
 m sm90_flash_attention_test *Masks*:*NoKeys*

@@ -215,23 +215,23 @@ struct Lengths {
 };
 
 struct Problem {
-  Problem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads, int64_t d,
-          MaskKind kind, DType dtype, double magnitude = 1)
-      : q(Random({batch, q_len, heads, d}, 0, dtype, magnitude)),
-        k(Random({batch, k_len, kv_heads, d}, 1, dtype, magnitude)),
-        v(Random({batch, k_len, kv_heads, d}, 2, dtype)),
-        dout(Random({batch, q_len, heads, d}, 3, dtype)),
+  Problem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
+          const HeadWidths& widths, MaskKind kind, DType dtype, double magnitude = 1)
+      : q(Random({batch, q_len, heads, widths.head_dim}, 0, dtype, magnitude)),
+        k(Random({batch, k_len, kv_heads, widths.head_dim}, 1, dtype, magnitude)),
+        v(Random({batch, k_len, kv_heads, widths.value_dim}, 2, dtype)),
+        dout(Random({batch, q_len, heads, widths.value_dim}, 3, dtype)),
         dlse(Random({batch, heads, q_len}, 4, SumDType(dtype))),
         mask(MakeMask(kind, batch, q_len, k_len)),
-        softmax_scale(1.25 / std::sqrt(static_cast<double>(d))) {}
+        softmax_scale(1.25 / std::sqrt(static_cast<double>(widths.head_dim))) {}
 
   static Tensor Random(const Shape& shape, uint64_t stream, DType dtype, double scale = 1) {
     return RandomNormal(shape, DType::kFloat32, 1, stream, scale).To(dtype).To(kTestDevice);
   }
 
   FlashAttentionShape shape() const {
-    return {q.dim(0), q.dim(1),      k.dim(1),  q.dim(2),      k.dim(2),
-            q.dim(3), softmax_scale, q.dtype(), mask.ranges(), mask.blocks()};
+    return {q.dim(0), q.dim(1),      k.dim(1),  q.dim(2),      k.dim(2),     q.dim(3),
+            v.dim(3), softmax_scale, q.dtype(), mask.ranges(), mask.blocks()};
   }
 
   AttentionResults Reference(DType rounded_to = DType::kFloat64,
@@ -256,7 +256,7 @@ inline Tensor Poisoned(const Tensor& like) {
 
 inline AttentionResults UnfilledResults(const Problem& problem) {
   const auto gradient = Is16Bit(problem.q.dtype()) ? Poisoned : Tensor::ZerosLike;
-  return {Poisoned(problem.q), Poisoned(problem.dlse), gradient(problem.q), gradient(problem.k),
+  return {Poisoned(problem.dout), Poisoned(problem.dlse), gradient(problem.q), gradient(problem.k),
           gradient(problem.v)};
 }
 
@@ -331,7 +331,7 @@ class KeyBlock {
 
   // Returns the shape, which is valid as long as this object.
   const FlashAttentionShape& shape() const { return shape_; }
-  // The block's part of a tensor [batch, k_len, kv_heads, head_dim].
+  // The block's part of a tensor [batch, k_len, kv_heads, columns].
   AttentionOperand Of(const Tensor& keys) const { return Operand(keys.Slice(1, begin_, length_)); }
 
  private:

@@ -197,7 +197,8 @@ TEST_P(CallsTest, ElementsAreReadAndRoundedAsTensorsAre) {
   const Tensor q = Tensor::Zeros(numbers.shape(), GetParam());
   const Tensor lse = Tensor::Empty({1, 1, kNumbers / kDim}, kFloat);
   FlashForwardParams params;
-  params.shape = {1, kNumbers / kDim, kNumbers / kDim, 1, 1, kDim, 1, GetParam(), mask.ranges()};
+  constexpr int64_t kRows = kNumbers / kDim;
+  params.shape = {1, kRows, kRows, 1, 1, kDim, kDim, 1, GetParam(), mask.ranges()};
   params.q = params.k = Operand(q);
   params.v = Operand(numbers);
   params.lse = lse.raw_data();

@@ -358,7 +358,7 @@ TEST(FewQueriesDeathTest, HasNoBackward) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   FlashBackwardParams params;
   params.shape.dtype = kBf16;
-  params.shape.head_dim = 64;
+  params.shape.head_dim = params.shape.value_dim = 64;
   EXPECT_DEATH(cuda::GpuKernels(cuda::KernelFamily::kDecode)->Backward(params),
                "the kernel for few queries has no backward");
 }
@@ -427,8 +427,8 @@ TEST_P(FourMillionTokensTest, NoWorseThanNaive) {
   }
   const Tensor on_device = Tensor::FromVector(ranges, {2, kLength}, kCuda);
   const auto* begin = static_cast<const int32_t*>(on_device.raw_data());
-  const FlashAttentionShape shape = {
-      1, kLength, kLength, kHeads, 1, kDim, 0.125, kBf16, {begin, begin + kLength, 0}};
+  const FlashAttentionShape shape = {1,    kLength, kLength, kHeads, 1,
+                                     kDim, kDim,    0.125,   kBf16,  {begin, begin + kLength, 0}};
   GetParam().forward(
       {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false, kBf16});
   KernelsOf(kCuda).Delta({shape, Operand(out), Operand(dout), nullptr, delta.raw_data()});

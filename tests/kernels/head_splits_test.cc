@@ -15,13 +15,14 @@ namespace {
 constexpr int32_t kSomeRanges[1] = {0};
 
 FlashBackwardParams Params(int64_t batch, int64_t tokens, int64_t heads, int64_t kv_heads,
-                           bool ranges, int64_t head_dim = 128) {
+                           bool ranges, const HeadWidths& widths = 128) {
   FlashBackwardParams params;
   params.shape.batch = batch;
   params.shape.q_len = params.shape.k_len = tokens;
   params.shape.num_heads = heads;
   params.shape.num_kv_heads = kv_heads;
-  params.shape.head_dim = head_dim;
+  params.shape.head_dim = widths.head_dim;
+  params.shape.value_dim = widths.value_dim;
   params.shape.dtype = DType::kBFloat16;
   if (ranges) params.shape.visible.begin = params.shape.visible.end = kSomeRanges;
   params.deterministic = true;
@@ -87,6 +88,9 @@ TEST(HeadSplitsTest, SumsAreTheCallersOrItsOwn) {
   EXPECT_EQ(own.sums, 4);  // for eight KV heads, which take turns
   EXPECT_EQ(own.sum_floats, 2 * 4 * 16384 * 128);
   EXPECT_EQ(own.counters, 2 * 4 * 128 * kBackwardWarps);
+  // dK and dV have sums of their own widths.
+  const HeadSplits of_two = HeadSplitsOf(Params(1, 16384, 64, 8, true, {192, 128}));
+  EXPECT_EQ(of_two.sum_floats, of_two.sums * 16384 * (192 + 128));
   float sum = 0;
   params.dk = params.dv = AddsTo({&sum});
   const HeadSplits given = HeadSplitsOf(params);

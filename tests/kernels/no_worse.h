@@ -90,7 +90,7 @@ inline double OffByDelta(const Problem& problem, const AttentionResults& expecte
   const double u = problem.q.dtype() == DType::kFloat16 ? 0x1p-12 : 0x1p-9;
   const std::vector<double> out = expected.out.ToVector<double>(),
                             dout = problem.dout.ToVector<double>();
-  const int64_t d = problem.q.dim(3);
+  const int64_t d = problem.v.dim(3);
   double largest = 0;
   for (size_t row = 0; row < out.size(); row += d) {
     double sum = 0;

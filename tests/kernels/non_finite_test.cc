@@ -28,7 +28,7 @@ constexpr int64_t kHeads = 2;  // query heads of one KV head
 struct Case {
   const AttentionKernels* kernels;
   DType dtype;
-  int64_t head_dim;
+  HeadWidths widths;
   double softcap = 0;
   bool fp8 = false;
 
@@ -52,6 +52,7 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     for (int64_t head_dim : {20, 64, 128}) cases.push_back({kernels, dtype, head_dim});
+    cases.push_back({kernels, dtype, {24, 40}});
   }
   constexpr DType kBf16 = DType::kBFloat16;
 #ifndef BURST_TEST_CUDA
@@ -65,6 +66,9 @@ std::vector<Case> Cases() {
     }
   }
   for (int64_t head_dim : {64, 128, 256}) cases.push_back({kernels, kBf16, head_dim, 30});
+  if (kernels->Check(kTestDevice, kBf16, {192, 128}).ok()) {
+    cases.push_back({kernels, kBf16, {192, 128}});
+  }
   if (kernels->CheckFp8(kTestDevice, kBf16, 128).ok()) {
     cases.push_back({kernels, kBf16, 128, 0, /*fp8=*/true});
   }
@@ -111,15 +115,9 @@ Tensor Zeros(const Tensor& like, DType dtype) {
 }
 
 FlashAttentionShape ShapeOf(const Inputs& in) {
-  return {in.q.dim(0),
-          in.q.dim(1),
-          in.k.dim(1),
-          in.q.dim(2),
-          in.k.dim(2),
-          in.q.dim(3),
-          1 / std::sqrt(static_cast<double>(in.q.dim(3))),
-          in.q.dtype(),
-          {}};
+  return {in.q.dim(0),  in.q.dim(1), in.k.dim(1), in.q.dim(2),
+          in.k.dim(2),  in.q.dim(3), in.v.dim(3), 1 / std::sqrt(static_cast<double>(in.q.dim(3))),
+          in.q.dtype(), {}};
 }
 
 // Runs the forward, and the backward if the kernels have one. Each range of keys between two
@@ -129,7 +127,7 @@ AttentionResults Run(const Case& c, const Inputs& in, const TestMask& mask,
                      const std::vector<int64_t>& parts) {
   const DType sum_dtype = SumDType(c.dtype);
   const Tensor lse = Poisoned(in.dlse), delta = Poisoned(in.dlse);
-  const Tensor out = Poisoned(in.q);
+  const Tensor out = Poisoned(in.dout);
   const bool one = parts.empty(), narrow = sum_dtype != c.dtype;
   const DType grad_dtype = one ? c.dtype : sum_dtype;
   const AttentionResults result = {out, lse, Zeros(in.q, grad_dtype), Zeros(in.k, grad_dtype),
@@ -137,7 +135,7 @@ AttentionResults Run(const Case& c, const Inputs& in, const TestMask& mask,
   FlashAttentionShape shape = ShapeOf(in);
   shape.scores.softcap = c.softcap;
   const std::vector<int64_t> bounds = one ? std::vector<int64_t>{0, in.k.dim(1)} : parts;
-  const Tensor sum = narrow && !one ? Zeros(in.q, sum_dtype) : out;
+  const Tensor sum = narrow && !one ? Zeros(in.dout, sum_dtype) : out;
   const auto calls = [&](auto call) {
     for (size_t n = 0; n + 1 < bounds.size(); ++n) {
       const int64_t begin = bounds[n], length = bounds[n + 1] - begin;
@@ -247,7 +245,7 @@ void ExpectRows(const char* name, const Tensor& got, const Tensor& clean, bool r
 void Check(const Case& c, const Documents& documents, int64_t document, bool all_tokens,
            const std::vector<int64_t>& parts) {
   const int64_t q_len = documents.q_len(), k_len = documents.k_len();
-  const Problem problem(1, q_len, k_len, kHeads, 1, c.head_dim, MaskKind::kFull, c.dtype);
+  const Problem problem(1, q_len, k_len, kHeads, 1, c.widths, MaskKind::kFull, c.dtype);
   const Inputs clean_in = {problem.q, problem.k, problem.v, problem.dout, problem.dlse};
   const TestMask mask = documents.Mask();
   const AttentionResults clean = Run(c, clean_in, mask, parts);
@@ -261,7 +259,7 @@ void Check(const Case& c, const Documents& documents, int64_t document, bool all
       if (first == last) continue;  // the document has no tokens
       if (!all_tokens) first = (first + last) / 2, last = first + 1;
       Tensor part = in[which].Slice(1, first, last - first);
-      if (!all_tokens) part = part.Slice(3, c.head_dim / 3, 1);  // one element of a head
+      if (!all_tokens) part = part.Slice(3, part.dim(3) / 3, 1);  // one element of a head
       const Tensor values = Tensor::Empty(part.shape(), c.dtype, kTestDevice);
       values.Fill(value);
       part.CopyFrom(values);
@@ -294,7 +292,7 @@ void CheckAll(const Documents& documents, const std::vector<int64_t>& bad,
       for (int64_t document : bad) {
         for (bool all_tokens : {true, false}) {
           SCOPED_TRACE(testing::Message()
-                       << Name(c.dtype) << " " << c.head_dim
+                       << Name(c.dtype) << " " << ToString(c.widths)
                        << (c.kernels == &KernelsOf(kTestDevice) ? "" : " Ampere")
                        << (c.softcap > 0 ? " softcap" : "") << (c.fp8 ? " fp8" : "")
                        << (causal ? " causal" : "") << ", document " << document

@@ -27,8 +27,8 @@ TEST(SimulatedAttention, CountsListedBlocks) {
   SimulatedGpu gpu(Model());
   const ScopedSimulatedGpu scoped(&gpu);
   const AttentionKernels& kernels = KernelsOf(DeviceType::kCuda);  // the simulated kernels
-  FlashAttentionShape shape{kBatch, kLength, kLength,          kHeads, kHeads,
-                            kDim,   1,       DType::kBFloat16, {}};
+  FlashAttentionShape shape{kBatch, kLength, kLength, kHeads,           kHeads,
+                            kDim,   kDim,    1,       DType::kBFloat16, {}};
   ASSERT_TRUE(kernels.TakesBlocks(shape.dtype, kDim));
   const auto seconds = [&](const std::vector<int32_t>& key_begin, int64_t key_stride,
                            bool forward) {
@@ -73,7 +73,7 @@ TEST(SimulatedAttention, Fp8IsFasterWhereItIsServed) {
   EXPECT_FALSE(kernels.CheckFp8(DeviceType::kCuda, DType::kBFloat16, 64).ok());
   EXPECT_FALSE(kernels.CheckFp8(DeviceType::kCuda, DType::kFloat32, kDim).ok());
   FlashForwardParams params;
-  params.shape = {1, kLength, kLength, 2, 2, kDim, 1, DType::kBFloat16, {}};
+  params.shape = {1, kLength, kLength, 2, 2, kDim, kDim, 1, DType::kBFloat16, {}};
   const auto seconds = [&] {
     const double start = gpu.now();
     kernels.Forward(params);

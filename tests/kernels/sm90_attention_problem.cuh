@@ -118,7 +118,7 @@ struct Problem {
     shape.k_len = k_len;
     shape.num_heads = heads;
     shape.num_kv_heads = kv_heads;
-    shape.head_dim = head_dim;
+    shape.head_dim = shape.value_dim = head_dim;
     shape.softmax_scale = 1 / std::sqrt(static_cast<float>(head_dim));
     shape.dtype = DType::kBFloat16;
     if (!mask.begin.empty()) {

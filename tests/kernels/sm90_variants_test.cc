@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "burst/kernels/gpu/sm90/variant_choice.h"
+#include "burst/kernels/limits.h"
 
 namespace burst {
 namespace sm90 {
@@ -51,6 +52,24 @@ TEST(Sm90Variants, EveryCallHasOneInEachPass) {
           EXPECT_NE(BackwardDv(call), "");
           EXPECT_NE(BackwardDk(call), "");
         }
+      }
+    }
+  }
+}
+
+// Every pair of two widths that is served has rows of its own, and no row of one width.
+TEST(Sm90Variants, HeadsOfTwoWidthsHaveTheirOwn) {
+  for (int64_t d = 8; d <= 264; d += 8) {
+    for (int64_t v = 8; v <= 264; v += 8) {
+      if (v == d) continue;
+      for (const MaskForm mask : {kFull, kRanges, kLists}) {
+        const Call call = {{d, v}, 4096, 4096, mask};
+        const bool served = HopperKernelsServe({d, v});
+        SCOPED_TRACE(testing::Message() << d << " " << v << " " << static_cast<int>(mask));
+        EXPECT_EQ(Forward(call).find("ForwardD192V128") == 0, served);
+        EXPECT_EQ(BackwardDv(call).find("BackwardD192V128Dv") == 0, served);
+        EXPECT_EQ(BackwardDk(call).find("BackwardD192V128Dk") == 0, served);
+        EXPECT_EQ(Fp8Forward(call) + Backward(call), "");
       }
     }
   }

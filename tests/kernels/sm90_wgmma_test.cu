@@ -117,10 +117,8 @@ void CheckMatmulOf() {
   constexpr int kARows = kMajorA == Major::kK ? 64 : kK, kAColumns = 64 * kK / kARows;
   constexpr int kBRows = kMajorB == Major::kK ? kN : kK, kBColumns = kN * kK / kBRows;
   const auto map = [](uint16_t* data, int rows, int columns) {
-    FlashAttentionShape shape;
-    shape.batch = 1;
-    shape.head_dim = columns;
-    return MakeTensorMap({data, 0, columns, 0}, DTypeOf<Element>::value, shape, rows, 1, rows);
+    return MakeTensorMap({data, 0, columns, 0}, DTypeOf<Element>::value, {1, rows, 1, columns},
+                         rows);
   };
   const Maps maps = {map(a_device, kARows, kAColumns), map(b_device, kBRows, kBColumns)};
   const auto kernel = MatmulKernel<Element, kForm, kMajorA, kMajorB, kN, kK>;

@@ -1,6 +1,7 @@
 """Tests burst.flash_attn and what it rests on against attention by the definition, in double.
 
-More or fewer keys than queries, documents of two sequences, padded head_dims, FLOP formulas. torch.func is refused."""
+More or fewer keys than queries, documents of two sequences, padded head_dims, v with another, FLOP formulas.
+torch.func is refused."""
 
 import functools
 import inspect
@@ -163,15 +164,16 @@ def padded_head_dims(rank, group):
     burst._attention._MULTIPLES = {torch.float64: 8}
     seen = []
     forward = burst._call.forward
-    burst._attention.forward = lambda q, k, v, *more: seen.append(q.shape[3]) or forward(q, k, v, *more)
-    for head_dim, value_dim, scale in ((33, 33, None), (5, 3, None), (8, 8, None), (20, 20, 0.4), (16, 9, None)):
+    burst._attention.forward = lambda q, k, v, *more: seen.append((q.shape[3], v.shape[3])) or forward(q, k, v, *more)
+    for head_dim, value_dim, scale in ((33, 33, None), (5, 3, None), (8, 8, None), (20, 20, 0.4), (16, 9, None),
+                                       (9, 24, None)):
         whole = [normal(name, 2, 13, heads, dim).requires_grad_() for name, heads, dim in (
             ("q", 4, head_dim), ("k", 2, head_dim), ("v", 2, value_dim))]
         cut = functools.partial(burst.shard, dim=1, group=group)
         local = [cut(x.detach()).requires_grad_() for x in whole]
         have = burst.attention(*local, group=group, softmax_scale=scale, return_lse=True)
         compare(have, naive(*whole, softmax_scale=scale), local, whole, cut, cut)
-        assert seen[-1] == -(-head_dim // 8) * 8, (seen, head_dim)
+        assert seen[-1] == (-(-head_dim // 8) * 8, -(-value_dim // 8) * 8), (seen, head_dim, value_dim)
     q = normal("q", 1, 4, 2, 5)
     try:
         burst.attention(q, q[..., :4], q[..., :4])
@@ -179,6 +181,44 @@ def padded_head_dims(rank, group):
         assert "got the shape [1, 4, 2, 4]" in str(error), error
     else:
         raise AssertionError("head_dims differed")
+
+
+def two_head_dims(rank, group):
+    """v has another head_dim, which the kernels take, or which they refuse, so that v is padded in the call."""
+    taken = []
+    value_dim = burst._call.State.value_dim
+    served = lambda state, q, *more: taken.append(value_dim(state, q, *more)) or taken[-1]
+    padded = lambda state, q, *more: q.shape[3]
+    cut = functools.partial(burst.shard, dim=1, group=group)
+    for of_v, way in ((16, served), (5, served), (40, served), (16, padded), (5, padded)):
+        burst._call.State.value_dim = way
+        whole = [normal(name, 2, 13, heads, dim).requires_grad_() for name, heads, dim in (
+            ("q", 4, 24), ("k", 2, 24), ("v", 2, of_v))]
+        for options in ({}, dict(window=4), dict(softcap=2.0), dict(backward="burst"), dict(seqlen=13)):
+            local = [cut(x.detach()).requires_grad_() for x in whole]
+            have = burst.attention(*local, group=group, return_lse=True, **options)
+            assert have[0].shape[3] == of_v and have[0].is_contiguous(), have[0].shape
+            wanted = {key: options[key] for key in options if key in ("window", "softcap")}
+            compare(have, naive(*whole, **wanted), local, whole, cut, cut)
+    assert set(taken) == {16, 5, 40}, taken
+    burst._call.State.value_dim = value_dim
+    if rank == 0 and torch.distributed.get_world_size(group) == 1:
+        assert not hasattr(torch.library, "custom_op") or compiled_two_head_dims()
+    try:  # ranks whose v differ
+        k = cut(normal("k", 2, 13, 2, 24))
+        burst.attention(cut(normal("q", 2, 13, 4, 24)), k, k[..., :8 + rank], group=group)
+    except ValueError as error:
+        assert "head_dim of v: the ranks differ" in str(error), error
+    else:
+        assert torch.distributed.get_world_size(group) == 1
+
+
+def compiled_two_head_dims():
+    whole = [normal(name, 2, 13, heads, dim).requires_grad_() for name, heads, dim in (
+        ("q", 4, 24), ("k", 2, 24), ("v", 2, 16))]
+    call = torch.compile(lambda q, k, v: burst.attention(q, k, v, return_lse=True), fullgraph=True, backend="aot_eager")
+    compare(call(*whole), naive(*whole), whole, whole)
+    return True
 
 
 def counted(call, inputs):
@@ -200,6 +240,10 @@ def flops(rank, group):
     assert have(cu_seqlens=torch.tensor([0, 4, 16])) == want * (4 * 4 + 12 * 12) // 256
     assert have(window=4) == want // 4 and have(window=4, causal=False) == want * 7 // 16
     assert have(causal=False, slices=[(0, 8, 0, 16, "full"), (8, 16, 8, 16, "full")]) == want * 3 // 4
+    q, k, v = tensors(16, 16, heads=(4, 4))
+    of_v = (2, 4, 16, 6)
+    want = sdpa_flop_count(shape, shape, of_v) + sdpa_backward_flop_count(of_v, shape, shape, of_v)
+    assert counted(burst.attention, (q, k, v[..., :6])) == want
     more, (few, many) = tensors(4, 12, heads=(4, 4)), ((2, 4, 4, 8), (2, 4, 12, 8))
     assert counted(burst.cross_attention, more) == (sdpa_flop_count(few, many, many) +
                                                     sdpa_backward_flop_count(few, few, many, many))
@@ -259,6 +303,12 @@ class HeadDimsTest(unittest.TestCase):
         for size in (1, 2):
             with self.subTest(size=size):
                 run_ranks(size, padded_head_dims)
+
+
+    def test_two(self):
+        for size in (1, 2, 3):
+            with self.subTest(size=size):
+                run_ranks(size, two_head_dims)
 
 
 class TorchTest(unittest.TestCase):

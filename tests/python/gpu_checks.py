@@ -55,10 +55,12 @@ MASKS = [dict(causal=True), dict(causal=False), dict(causal=True, window=100),
 
 class Problem:
     def __init__(self, device, seqlen, heads, kv_heads, head_dim, dtype, **mask):
+        """head_dim: may be a pair, of q and k and of v."""
         self.mask, self.dtype = mask, dtype
-        self.inputs = [normal(name, 1, seqlen, h, head_dim).to(device).to(dtype)
-                       for name, h in (("q", heads), ("k", kv_heads), ("v", kv_heads))]
-        self.dout = normal("o", 1, seqlen, heads, head_dim).to(device).to(dtype)
+        head_dim, of_v = head_dim if isinstance(head_dim, tuple) else (head_dim, head_dim)
+        self.inputs = [normal(name, 1, seqlen, h, dim).to(device).to(dtype)
+                       for name, h, dim in (("q", heads, head_dim), ("k", kv_heads, head_dim), ("v", kv_heads, of_v))]
+        self.dout = normal("o", 1, seqlen, heads, of_v).to(device).to(dtype)
         self.dlse = normal("l", 1, heads, seqlen).to(device)
 
     def results(self, dtype, **scores):
@@ -86,8 +88,8 @@ def parity(device, group):
     """Checks relative errors in the norm. In bf16 and fp16 they are at most 1.25 times those of a naive
     computation; in float32 at most 1e-5, in double 1e-12."""
     checked, worst = 0, 0.0
-    for dtype, seqlen, head_dims in ((torch.bfloat16, 509, (128, 64)), (torch.float16, 509, (128, 36)),
-                                     (torch.float32, 200, (32,)), (torch.float64, 200, (32,))):
+    for dtype, seqlen, head_dims in ((torch.bfloat16, 509, (128, 64, (192, 128))), (torch.float16, 509, (128, 36, (64, 20))),
+                                     (torch.float32, 200, (32, (40, 24))), (torch.float64, 200, (32,))):
         for head_dim in head_dims:
             for kv_heads in (4, 2):
                 for mask in MASKS:
@@ -123,7 +125,7 @@ def changed_scores(device, group):
     weights = burst.attention(zeros, zeros, unit, causal=False, **drop)
     kept = ((weights > 0).double() / (1 - probability)).transpose(1, 2).to(device)
     checked, worst = 0, 0.0
-    for dtype, head_dim in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256),
+    for dtype, head_dim in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256), (torch.bfloat16, (192, 128)),
                             (torch.float16, 96), (torch.float32, 64), (torch.float64, 32)):
         for mask in MASKS:
             problem = Problem(device, seqlen, heads, 2, head_dim, dtype, **mask)

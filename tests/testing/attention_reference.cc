@@ -17,7 +17,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using Visible = std::function<bool(int64_t b, int64_t i, int64_t j)>;
 
-// A head of a [batch, seqlen, heads, head_dim] tensor. row(i) is [head_dim].
+// A head of a [batch, seqlen, heads, columns] tensor. row(i) is [columns].
 struct Head {
   Head(const Tensor& tensor, int64_t b, int64_t h)
       : data(tensor.data<double>() + (b * tensor.dim(1) * tensor.dim(2) + h) * tensor.dim(3)),
@@ -68,8 +68,8 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
   const Tensor q = on_cpu(q_in), k = on_cpu(k_in), v = on_cpu(v_in);
   const Tensor dout = on_cpu(dout_in), dlse = on_cpu(dlse_in);
   const int64_t batch = q.dim(0), q_len = q.dim(1), heads = q.dim(2), d = q.dim(3);
-  const int64_t k_len = k.dim(1), group = heads / k.dim(2);
-  AttentionResults result = {Tensor::ZerosLike(q), Tensor::ZerosLike(dlse), Tensor::ZerosLike(q),
+  const int64_t k_len = k.dim(1), value_d = v.dim(3), group = heads / k.dim(2);
+  AttentionResults result = {Tensor::ZerosLike(dout), Tensor::ZerosLike(dlse), Tensor::ZerosLike(q),
                              Tensor::ZerosLike(k), Tensor::ZerosLike(v)};
   std::vector<double> p(k_len), slope(k_len, 1);
   const auto weight = [&](int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -112,14 +112,14 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
         lse = largest + std::log(sum);
         for (int64_t j = 0; j < k_len; ++j) {
           p[j] = rounded(p[j] / sum);
-          if (p[j] != 0) AddScaled(weight(b, h, i, j) * p[j], V.row(j), d, O.row(i));
+          if (p[j] != 0) AddScaled(weight(b, h, i, j) * p[j], V.row(j), value_d, O.row(i));
         }
-        for (int64_t c = 0; c < d; ++c) O.row(i)[c] = rounded(O.row(i)[c]);
+        for (int64_t c = 0; c < value_d; ++c) O.row(i)[c] = rounded(O.row(i)[c]);
         const double lse_gradient = dlse.data<double>()[(b * heads + h) * q_len + i];
-        const double delta = Dot(dO.row(i), O.row(i), d) - lse_gradient;
+        const double delta = Dot(dO.row(i), O.row(i), value_d) - lse_gradient;
         if (scores.dsinks != nullptr) {
           double terms = std::abs(lse_gradient);
-          for (int64_t c = 0; c < d; ++c) terms += std::abs(dO.row(i)[c] * O.row(i)[c]);
+          for (int64_t c = 0; c < value_d; ++c) terms += std::abs(dO.row(i)[c] * O.row(i)[c]);
           const double sink_weight = std::exp(sink - lse);
           (*scores.dsinks)[h] -= sink_weight * delta;
           if (scores.dsinks_terms != nullptr) (*scores.dsinks_terms)[h] += sink_weight * terms;
@@ -127,9 +127,9 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
         for (int64_t j = 0; j < k_len; ++j) {
           if (p[j] == 0) continue;
           const double m = weight(b, h, i, j);
-          const double dp = m * rounded(Dot(dO.row(i), V.row(j), d));
+          const double dp = m * rounded(Dot(dO.row(i), V.row(j), value_d));
           const double ds = rounded(p[j] * (dp - delta) * slope[j]);
-          AddScaled(m * p[j], dO.row(i), d, dV.row(j));
+          AddScaled(m * p[j], dO.row(i), value_d, dV.row(j));
           AddScaled(softmax_scale * ds, K.row(j), d, dQ.row(i));
           AddScaled(softmax_scale * ds, Q.row(i), d, dK.row(j));
         }

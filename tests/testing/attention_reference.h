@@ -30,14 +30,15 @@ struct NaiveScores {
 
 // The results of an attention's forward and backward.
 struct AttentionResults {
-  Tensor out;         // like q
+  Tensor out;         // like dout
   Tensor lse;         // [batch, heads, q_len]; -inf where a query sees nothing
   Tensor dq, dk, dv;  // like q, k, v
 };
 
-// Shapes: q, dout [batch, q_len, heads, head_dim]; k, v [batch, k_len, kv_heads, head_dim]. The
-// gradient dlse is [batch, heads, q_len]. Any floating dtype and device. visible(b, i, j): query i
-// of batch row b sees key j.
+// Shapes: q [batch, q_len, heads, head_dim], k [batch, k_len, kv_heads, head_dim]. v and dout are
+// like k and q with value_dim columns. The gradient dlse is [batch, heads, q_len]. Any floating
+// dtype and device.
+// visible(b, i, j): query i of batch row b sees key j.
 //
 //    S = softmax_scale Q K^T;  lse = log sum exp S;  P = exp(S - lse);  O = P V
 //    dS = P * (dO V^T - rowsum(dO * O) + dlse);  dQ = softmax_scale dS K

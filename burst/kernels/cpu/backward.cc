@@ -69,8 +69,9 @@ class BackwardTask {
         shape_(params.shape),
         pairs_(pairs),
         d_(shape_.head_dim),
-        padded_d_(RoundUpToLanes<T>(d_)),
+        value_d_(shape_.value_dim),
         stride_(TileStride<T>(d_)),
+        value_stride_(TileStride<T>(value_d_)),
         tile_keys_(TileKeys(shape_, tile_keys, kTileKeys)),
         score_stride_(TileStride<T>(tile_keys_)) {}
 
@@ -99,12 +100,12 @@ class BackwardTask {
     ScratchSpace& scratch = ThreadScratch();
     Tiles tiles;
     tiles.q = scratch.Get<T>(0, kChunk * stride_);
-    tiles.dout = scratch.Get<T>(1, kChunk * stride_);
+    tiles.dout = scratch.Get<T>(1, kChunk * value_stride_);
     tiles.k = scratch.Get<T>(2, tile_keys_ * stride_);
     tiles.k_transposed = scratch.Get<T>(3, d_ * score_stride_);
-    tiles.v_transposed = scratch.Get<T>(4, d_ * score_stride_);
+    tiles.v_transposed = scratch.Get<T>(4, value_d_ * score_stride_);
     tiles.dk = scratch.Get<T>(5, tile_keys_ * stride_);
-    tiles.dv = scratch.Get<T>(6, tile_keys_ * stride_);
+    tiles.dv = scratch.Get<T>(6, tile_keys_ * value_stride_);
     tiles.s = scratch.Get<T>(7, kBlockM * score_stride_);
     tiles.dp = scratch.Get<T>(8, kBlockM * score_stride_);
     tiles.dq = scratch.Get<T>(9, kChunk * stride_);
@@ -118,10 +119,10 @@ class BackwardTask {
       }
       if (!here) {
         CopyTile(Head<Element>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
-        CopyTile(Head<Element>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout,
-                 stride_);
-        tiles.finite =
-            AllFinite(tiles.q, stride_, rows, d_) && AllFinite(tiles.dout, stride_, rows, d_);
+        CopyTile(Head<Element>(params_.dout, b, h), chunk.begin, rows, value_d_, T{1}, tiles.dout,
+                 value_stride_);
+        tiles.finite = AllFinite(tiles.q, stride_, rows, d_) &&
+                       AllFinite(tiles.dout, value_stride_, rows, value_d_);
         here = true;
       }
       std::fill_n(tiles.dq, rows * stride_, T{0});
@@ -137,12 +138,14 @@ class BackwardTask {
 
  private:
   struct Tiles {
-    T *q, *dout, *dq;                // [kChunk, head_dim]
-    T* k;                            // [tile_keys, head_dim], scaled by softmax_scale
-    T *k_transposed, *v_transposed;  // [head_dim, tile_keys], K scaled for scores to base 2
-    T *dk, *dv;                      // [tile_keys, head_dim]
-    T *s, *dp;                       // [kBlockM, tile_keys]
-    bool finite;                     // whether all of q and dout is finite
+    T *q, *dq;        // [kChunk, head_dim]
+    T* dout;          // [kChunk, value_dim]
+    T* k;             // [tile_keys, head_dim], scaled by softmax_scale
+    T* k_transposed;  // [head_dim, tile_keys], scaled for scores to base 2
+    T* v_transposed;  // [value_dim, tile_keys]
+    T *dk, *dv;       // [tile_keys, head_dim], [tile_keys, value_dim]
+    T *s, *dp;        // [kBlockM, tile_keys]
+    bool finite;      // whether all of q and dout is finite
   };
 
   // Returns the keys of some tiles.
@@ -180,9 +183,9 @@ class BackwardTask {
     CopyTile(k, keys.begin, num_keys, d_, static_cast<T>(shape_.softmax_scale), tiles.k, stride_);
     CopyTileTransposed(k, keys.begin, num_keys, d_, static_cast<T>(shape_.softmax_scale * kLog2E),
                        tiles.k_transposed, score_stride_);
-    CopyTileTransposed(v, keys.begin, num_keys, d_, T{1}, tiles.v_transposed, score_stride_);
+    CopyTileTransposed(v, keys.begin, num_keys, value_d_, T{1}, tiles.v_transposed, score_stride_);
     std::fill_n(tiles.dk, num_keys * stride_, T{0});
-    std::fill_n(tiles.dv, num_keys * stride_, T{0});
+    std::fill_n(tiles.dv, num_keys * value_stride_, T{0});
     return AllFinite(tiles.k, stride_, num_keys, d_);
   }
 
@@ -212,7 +215,8 @@ class BackwardTask {
     before_dkv();
     AddTile(tiles.dk, stride_, num_keys, d_, scale, Head<T>(params_.dk.sum, b, kv_head),
             keys.begin);
-    AddTile(tiles.dv, stride_, num_keys, d_, T{1}, Head<T>(params_.dv.sum, b, kv_head), keys.begin);
+    AddTile(tiles.dv, value_stride_, num_keys, value_d_, T{1}, Head<T>(params_.dv.sum, b, kv_head),
+            keys.begin);
   }
 
   // S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K for one tile of scores; the
@@ -223,12 +227,12 @@ class BackwardTask {
     const int64_t columns = RoundUpToLanes<T>(num_keys);
     if (pairs_ != nullptr) *pairs_ += rows * num_keys;
     const T* q = tiles.q + (queries.begin - i0) * stride_;
-    const T* dout = tiles.dout + (queries.begin - i0) * stride_;
+    const T* dout = tiles.dout + (queries.begin - i0) * value_stride_;
     T* dq = tiles.dq + (queries.begin - i0) * stride_;
     Gemm<Layout::kRows>(rows, columns, d_, q, stride_, tiles.k_transposed, score_stride_, tiles.s,
                         score_stride_, false);
-    Gemm<Layout::kRows>(rows, columns, d_, dout, stride_, tiles.v_transposed, score_stride_,
-                        tiles.dp, score_stride_, false);
+    Gemm<Layout::kRows>(rows, columns, value_d_, dout, value_stride_, tiles.v_transposed,
+                        score_stride_, tiles.dp, score_stride_, false);
     const int64_t statistics = (b * shape_.num_heads + h) * shape_.q_len;
     const T* lse = static_cast<const T*>(params_.lse) + statistics;
     const T* delta = static_cast<const T*>(params_.delta) + statistics;
@@ -246,11 +250,12 @@ class BackwardTask {
                          tiles.dp + offset);
     }
     if (!whole) return AddSeen(mask, queries, keys, q, dout, dq, tiles);
-    Gemm<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.s, score_stride_, dout, stride_,
-                              tiles.dv, stride_, true);
-    Gemm<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.dp, score_stride_, q, stride_,
+    const int64_t padded_d = RoundUpToLanes<T>(d_), padded_value_d = RoundUpToLanes<T>(value_d_);
+    Gemm<Layout::kTransposed>(num_keys, padded_value_d, rows, tiles.s, score_stride_, dout,
+                              value_stride_, tiles.dv, value_stride_, true);
+    Gemm<Layout::kTransposed>(num_keys, padded_d, rows, tiles.dp, score_stride_, q, stride_,
                               tiles.dk, stride_, true);
-    Gemm<Layout::kRows>(rows, padded_d_, num_keys, tiles.dp, score_stride_, tiles.k, stride_, dq,
+    Gemm<Layout::kRows>(rows, padded_d, num_keys, tiles.dp, score_stride_, tiles.k, stride_, dq,
                         stride_, true);
   }
 
@@ -259,14 +264,14 @@ class BackwardTask {
   void AddSeen(const Mask& mask, Range queries, Range keys, const T* q, const T* dout, T* dq,
                const Tiles& tiles) const {
     for (int64_t i = 0; i < queries.end - queries.begin; ++i) {
-      const int64_t query = queries.begin + i, row = i * stride_;
+      const int64_t query = queries.begin + i, row = i * stride_, value_row = i * value_stride_;
       const Range seen = mask.Keys({query, query + 1}, keys);
       for (int64_t j = seen.begin - keys.begin; j < seen.end - keys.begin; ++j) {
         const T p = tiles.s[i * score_stride_ + j], ds = tiles.dp[i * score_stride_ + j];
-        T *dk = tiles.dk + j * stride_, *dv = tiles.dv + j * stride_;
+        T *dk = tiles.dk + j * stride_, *dv = tiles.dv + j * value_stride_;
         const T* k = tiles.k + j * stride_;
+        for (int64_t c = 0; c < value_d_; ++c) dv[c] += p * dout[value_row + c];
         for (int64_t c = 0; c < d_; ++c) {
-          dv[c] += p * dout[row + c];
           dk[c] += ds * q[row + c];
           dq[row + c] += ds * k[c];
         }
@@ -277,14 +282,13 @@ class BackwardTask {
   const FlashBackwardParams& params_;
   const FlashAttentionShape& shape_;
   std::atomic<int64_t>* const pairs_;
-  const int64_t d_;
-  const int64_t padded_d_;
-  const int64_t stride_;
+  const int64_t d_, value_d_;            // head_dim, value_dim
+  const int64_t stride_, value_stride_;  // distances of a tile's rows of these
   const int64_t tile_keys_;
   const int64_t score_stride_;
 };
 
-// Calls row(b, i, h) for every row of some heads of [batch, length, heads, head_dim].
+// Calls row(b, i, h) for every row of some heads of [batch, length, heads, ...].
 template <typename Row>
 void ForEachRow(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
                 const Row& row) {
@@ -297,35 +301,35 @@ void ForEachRow(const FlashAttentionShape& shape, int64_t length, const HeadRang
   });
 }
 
-// Clears the heads that a call begins.
+// Clears the heads that a call begins, of `columns` columns.
 template <typename T>
-void Clear(const FlashAttentionShape& shape, int64_t length, const GradientTarget& target) {
+void Clear(const FlashAttentionShape& shape, int64_t length, int64_t columns,
+           const GradientTarget& target) {
   ForEachRow(shape, length, target.first, [&](int64_t b, int64_t i, int64_t h) {
-    std::fill_n(Head<T>(target.sum, b, h).row(i), shape.head_dim, T{0});
+    std::fill_n(Head<T>(target.sum, b, h).row(i), columns, T{0});
   });
 }
 
-// Returns where a call adds up a gradient: the sum of several calls, the result where it has the
-// sum's dtype, or `memory`.
+// Returns where a call adds up a gradient of this shape: the sum of several calls, the result where
+// it has the sum's dtype, or `memory`.
 template <typename Element>
-GradientTarget SumOf(const FlashAttentionShape& shape, int64_t length, int64_t num_heads,
-                     const GradientTarget& target, Tensor* memory) {
+GradientTarget SumOf(const Shape& shape, const GradientTarget& target, Tensor* memory) {
   using T = Computed<Element>;
   if (!target.assigned()) return target;
-  const HeadRange all = {0, num_heads};
+  const HeadRange all = {0, shape[2]};
   if (std::is_same_v<Element, T>) return AddsTo(target.result, all);
-  *memory = Tensor::Empty({shape.batch, length, num_heads, shape.head_dim}, DTypeOf<T>::value);
+  *memory = Tensor::Empty(shape, DTypeOf<T>::value);
   return AddsTo(Operand(*memory), all);
 }
 
-// Rounds the heads that a call ends, from their sum to the result.
+// Rounds the heads that a call ends, from their sum to the result, which has the shape `gradient`.
 template <typename Element>
-void RoundSums(const FlashAttentionShape& shape, int64_t length, int64_t num_heads,
-               const AttentionOperand& sum, const GradientTarget& target) {
+void RoundSums(const FlashAttentionShape& shape, const Shape& gradient, const AttentionOperand& sum,
+               const GradientTarget& target) {
   using T = Computed<Element>;
-  const HeadRange heads = target.assigned() ? HeadRange{0, num_heads} : target.last;
-  ForEachRow(shape, length, heads, [&](int64_t b, int64_t i, int64_t h) {
-    ScaleRow(shape.head_dim, T{1}, Head<T>(sum, b, h).row(i),
+  const HeadRange heads = target.assigned() ? HeadRange{0, gradient[2]} : target.last;
+  ForEachRow(shape, gradient[1], heads, [&](int64_t b, int64_t i, int64_t h) {
+    ScaleRow(gradient[3], T{1}, Head<T>(sum, b, h).row(i),
              Head<Element>(target.result, b, h).row(i));
   });
 }
@@ -443,9 +447,9 @@ void AddGradients(const FlashBackwardParams& params, int64_t tile_keys,
                   std::atomic<int64_t>* pairs) {
   using T = Computed<Element>;
   const FlashAttentionShape& shape = params.shape;
-  Clear<T>(shape, shape.q_len, params.dq);
-  Clear<T>(shape, shape.k_len, params.dk);
-  Clear<T>(shape, shape.k_len, params.dv);
+  Clear<T>(shape, shape.q_len, shape.head_dim, params.dq);
+  Clear<T>(shape, shape.k_len, shape.head_dim, params.dk);
+  Clear<T>(shape, shape.k_len, shape.value_dim, params.dv);
   const BackwardTask<Element> task(params, tile_keys, pairs);
   const int64_t steps =
       (shape.q_len + kChunk - 1) / kChunk * (shape.num_heads / shape.num_kv_heads);
@@ -467,18 +471,19 @@ void AddGradients(const FlashBackwardParams& params, int64_t tile_keys,
 template <typename Element>
 void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
   const FlashAttentionShape& shape = params.shape;
-  const int64_t q_len = shape.q_len, heads = shape.num_heads;
-  const int64_t k_len = shape.k_len, kv_heads = shape.num_kv_heads;
+  const Shape q = {shape.batch, shape.q_len, shape.num_heads, shape.head_dim};
+  const Shape k = {shape.batch, shape.k_len, shape.num_kv_heads, shape.head_dim};
+  const Shape v = {shape.batch, shape.k_len, shape.num_kv_heads, shape.value_dim};
   FlashBackwardParams own = params;
   Tensor memory[3];
-  own.dq = SumOf<Element>(shape, q_len, heads, params.dq, &memory[0]);
-  own.dk = SumOf<Element>(shape, k_len, kv_heads, params.dk, &memory[1]);
-  own.dv = SumOf<Element>(shape, k_len, kv_heads, params.dv, &memory[2]);
+  own.dq = SumOf<Element>(q, params.dq, &memory[0]);
+  own.dk = SumOf<Element>(k, params.dk, &memory[1]);
+  own.dv = SumOf<Element>(v, params.dv, &memory[2]);
   AddGradients<Element>(own, tile_keys, pairs);
   if constexpr (!std::is_same_v<Element, Computed<Element>>) {
-    RoundSums<Element>(shape, q_len, heads, own.dq.sum, params.dq);
-    RoundSums<Element>(shape, k_len, kv_heads, own.dk.sum, params.dk);
-    RoundSums<Element>(shape, k_len, kv_heads, own.dv.sum, params.dv);
+    RoundSums<Element>(shape, q, own.dq.sum, params.dq);
+    RoundSums<Element>(shape, k, own.dk.sum, params.dk);
+    RoundSums<Element>(shape, v, own.dv.sum, params.dv);
   }
 }
 
@@ -486,6 +491,7 @@ void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys, std::atomi
 
 void Backward(const FlashBackwardParams& params, int64_t tile_keys, std::atomic<int64_t>* pairs) {
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
+  BURST_CHECK_GT(params.shape.value_dim, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   BURST_CHECK(params.dk.last.empty() || Is16Bit(params.shape.dtype))
       << "sums are of the inputs' dtype, nothing is converted";

@@ -1,6 +1,7 @@
 #include "burst/kernels/cpu/flash_attention_cpu.h"
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
 #include "burst/base/parallel.h"
 #include "burst/kernels/cpu/tile.h"
 
@@ -24,7 +25,7 @@ void DeltaOf(const FlashDeltaParams& params) {
       const int64_t b = index / shape.q_len / shape.num_heads;
       const Element* out = Head<Element>(params.out, b, h).row(i);
       const Element* dout = Head<Element>(params.dout, b, h).row(i);
-      delta[index] = Dot(shape.head_dim, out, dout) - (dlse == nullptr ? T{0} : dlse[index]);
+      delta[index] = Dot(shape.value_dim, out, dout) - (dlse == nullptr ? T{0} : dlse[index]);
     }
   });
 }
@@ -32,16 +33,21 @@ void DeltaOf(const FlashDeltaParams& params) {
 }  // namespace
 
 void Delta(const FlashDeltaParams& params) {
+  BURST_CHECK_GT(params.shape.value_dim, 0);
   DispatchElement(params.shape.dtype, [&](auto zero) { DeltaOf<decltype(zero)>(params); });
 }
 
 }  // namespace cpu
 
-absl::Status CpuAttentionKernels::Check(DeviceType device, DType dtype, int64_t head_dim) const {
+absl::Status CpuAttentionKernels::Check(DeviceType device, DType dtype,
+                                        const HeadWidths& widths) const {
   if (device != DeviceType::kCpu) {
     return absl::InvalidArgumentError("the CPU's attention kernels serve tensors on the CPU only");
   }
-  if (head_dim < 1) return absl::InvalidArgumentError("attention needs a head_dim of 1 or more");
+  if (widths.head_dim < 1 || widths.value_dim < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention needs heads of 1 or more columns; got ", ToString(widths)));
+  }
   if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && !Is16Bit(dtype)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "attention on the CPU needs float32, float64, bfloat16 or float16; got ", Name(dtype)));

@@ -1,5 +1,5 @@
-// The CPU's attention kernels: float32, float64, bfloat16 and float16, any head_dim. Elements of 16
-// bits become float32 where a tile is copied into cache. Results are rounded once.
+// The CPU's attention kernels: float32, float64, bfloat16 and float16, heads of any widths.
+// Elements of 16 bits become float32 where a tile is copied into cache. Results are rounded once.
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,9 @@ void Backward(const FlashBackwardParams& params, int64_t tile_keys,
 
 class CpuAttentionKernels : public AttentionKernels {
  public:
-  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override;
-  bool TakesBlocks(DType, int64_t) const override { return true; }
-  bool ChangesScores() const override { return true; }
+  absl::Status Check(DeviceType device, DType dtype, const HeadWidths& widths) const override;
+  bool TakesBlocks(DType, const HeadWidths&) const override { return true; }
+  bool ChangesScores(DType, const HeadWidths&) const override { return true; }
   bool ChangesScoresOfBlocks() const override { return true; }
   void Forward(const FlashForwardParams& params) const override { cpu::Forward(params, 0); }
   void Delta(const FlashDeltaParams& params) const override { cpu::Delta(params); }

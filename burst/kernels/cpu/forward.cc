@@ -86,7 +86,9 @@ class ForwardTask {
         shape_(params.shape),
         pairs_(pairs),
         d_(shape_.head_dim),
+        value_d_(shape_.value_dim),
         stride_(TileStride<T>(d_)),
+        value_stride_(TileStride<T>(value_d_)),
         tile_keys_(TileKeys(shape_, tile_keys, kTileKeys)),
         rows_(shape_.blocks.key_begin == nullptr ? kBlockM : kListBlock),
         tiles_((shape_.q_len + rows_ - 1) / rows_) {
@@ -109,10 +111,10 @@ class ForwardTask {
     Tiles tiles;
     tiles.q = scratch.Get<T>(0, d_ * kScoreStride);
     tiles.k = scratch.Get<T>(1, tile_keys_ * stride_);
-    tiles.v = scratch.Get<T>(2, tile_keys_ * stride_);
+    tiles.v = scratch.Get<T>(2, tile_keys_ * value_stride_);
     tiles.s = scratch.Get<T>(3, tile_keys_ * kScoreStride);
-    tiles.o = scratch.Get<T>(4, kBlockM * stride_);
-    std::fill_n(tiles.o, kBlockM * stride_, T{0});
+    tiles.o = scratch.Get<T>(4, kBlockM * value_stride_);
+    std::fill_n(tiles.o, kBlockM * value_stride_, T{0});
     std::fill_n(tiles.softmax.max, kBlockM, kMinusInfinity<T>);
     std::fill_n(tiles.softmax.sum, kBlockM, T{0});
     CopyTileTransposed(Head<Element>(params_.q, b, h), queries.begin, queries.end - queries.begin,
@@ -128,9 +130,9 @@ class ForwardTask {
         seeing.end =
             std::min(queries.end, queries.begin + RoundUpToLanes<T>(seeing.end - queries.begin));
         CopyTile(k, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.k, stride_);
-        CopyTile(v, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.v, stride_);
+        CopyTile(v, keys.begin, keys.end - keys.begin, value_d_, T{1}, tiles.v, value_stride_);
         Prefetch(k, next, d_);
-        Prefetch(v, next, d_);
+        Prefetch(v, next, value_d_);
         Step(mask, shape_.scores.any() ? &changed : nullptr, queries.begin, seeing, keys, &tiles);
       });
     };
@@ -161,9 +163,9 @@ class ForwardTask {
   struct Tiles {
     T* q;  // [head_dim, kBlockM], scaled
     T* k;  // [tile_keys, head_dim]
-    T* v;  // [tile_keys, head_dim]
+    T* v;  // [tile_keys, value_dim]
     T* s;  // [tile_keys, kBlockM]
-    T* o;  // [kBlockM, head_dim]
+    T* o;  // [kBlockM, value_dim]
     RunningSoftmax<T> softmax;
   };
 
@@ -190,15 +192,15 @@ class ForwardTask {
     }
     for (int64_t i = begin; i < end; ++i) {
       if (softmax.rescale[i] == 1) continue;
-      T* o = tiles->o + i * stride_;
-      for (int64_t c = 0; c < d_; ++c) o[c] *= softmax.rescale[i];
+      T* o = tiles->o + i * value_stride_;
+      for (int64_t c = 0; c < value_d_; ++c) o[c] *= softmax.rescale[i];
     }
-    if (!full && !AllFinite(tiles->v, stride_, num_keys, d_)) {
+    if (!full && !AllFinite(tiles->v, value_stride_, num_keys, value_d_)) {
       return AddSeenValues(mask, i0, queries, keys, tiles);
     }
-    Gemm<Layout::kTransposed>(end - begin, RoundUpToLanes<T>(d_), num_keys, tiles->s + begin,
-                              kScoreStride, tiles->v, stride_, tiles->o + begin * stride_, stride_,
-                              true);
+    Gemm<Layout::kTransposed>(end - begin, RoundUpToLanes<T>(value_d_), num_keys, tiles->s + begin,
+                              kScoreStride, tiles->v, value_stride_,
+                              tiles->o + begin * value_stride_, value_stride_, true);
   }
 
   // Adds P V to O over the keys that each query sees. The matmul would add 0 x NaN of the other
@@ -206,11 +208,11 @@ class ForwardTask {
   void AddSeenValues(const Mask& mask, int64_t i0, Range queries, Range keys, Tiles* tiles) const {
     for (int64_t i = queries.begin; i < queries.end; ++i) {
       const Range seen = mask.Keys({i, i + 1}, keys);
-      T* o = tiles->o + (i - i0) * stride_;
+      T* o = tiles->o + (i - i0) * value_stride_;
       for (int64_t j = seen.begin; j < seen.end; ++j) {
         const T p = tiles->s[(j - keys.begin) * kScoreStride + i - i0];
-        const T* v = tiles->v + (j - keys.begin) * stride_;
-        for (int64_t c = 0; c < d_; ++c) o[c] += p * v[c];
+        const T* v = tiles->v + (j - keys.begin) * value_stride_;
+        for (int64_t c = 0; c < value_d_; ++c) o[c] += p * v[c];
       }
     }
   }
@@ -255,7 +257,7 @@ class ForwardTask {
       if (params_.sinks != nullptr) {
         keep = AddSink(static_cast<const T*>(params_.sinks)[h], &max, &sum);
       }
-      const T* o = tiles.o + (i - queries.begin) * stride_;
+      const T* o = tiles.o + (i - queries.begin) * value_stride_;
       Out* row = out.row(i);
       const bool seen = sum != 0;
       const T row_lse = seen ? max + std::log(sum) : kMinusInfinity<T>;
@@ -263,10 +265,10 @@ class ForwardTask {
       if (params_.merge) {
         const MergeWeights<T> weights = Merge(lse[i], row_lse);
         const T weight = inverse * weights.b;
-        AddRows(d_, weights.a, before.row(i), weight, o, row);
+        AddRows(value_d_, weights.a, before.row(i), weight, o, row);
         lse[i] = weights.lse;
       } else {
-        ScaleRow(d_, inverse, o, row);
+        ScaleRow(value_d_, inverse, o, row);
         lse[i] = row_lse;
       }
     }
@@ -275,8 +277,8 @@ class ForwardTask {
   const FlashForwardParams& params_;
   const FlashAttentionShape& shape_;
   std::atomic<int64_t>* const pairs_;
-  const int64_t d_;
-  const int64_t stride_;
+  const int64_t d_, value_d_;            // head_dim, value_dim
+  const int64_t stride_, value_stride_;  // distances of a tile's rows of these
   const int64_t tile_keys_;
   const int64_t rows_;  // queries of a task
   const int64_t tiles_;
@@ -292,6 +294,7 @@ void Forward(const FlashForwardParams& params, int64_t tile_keys, std::atomic<in
       << "merging needs a float32 sum";
   BURST_CHECK(params.sinks == nullptr || !params.merge) << "sinks are for the first call";
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
+  BURST_CHECK_GT(params.shape.value_dim, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   DispatchElement(dtype, [&](auto zero) {
     const ForwardTask<decltype(zero)> task(params, tile_keys, pairs);

@@ -28,6 +28,7 @@ void CheckShape(const FlashAttentionShape& shape) {
   BURST_CHECK(shape.q_len <= kMaxLength && shape.k_len <= kMaxLength)
       << "attention on a GPU takes up to " << kMaxLength << " tokens, not " << shape.q_len
       << " queries and " << shape.k_len << " keys";
+  BURST_CHECK(shape.head_dim > 0 && shape.value_dim > 0) << ToString(shape.widths());
   BURST_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0)
       << shape.num_kv_heads << " KV heads do not divide " << shape.num_heads << " query heads";
   BURST_CHECK((shape.visible.begin == nullptr) == (shape.visible.end == nullptr))
@@ -106,17 +107,18 @@ void CheckCall(const FlashBackwardParams& params) {
 
 // ---- The choice.
 
-bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
+bool Serves(KernelFamily family, DType dtype, const HeadWidths& widths) {
   const int capability = CurrentContext().compute_capability;
   switch (family) {
     case KernelFamily::kSimt:
-      return (dtype == kFloat || dtype == DType::kFloat64) && kWideHeadDims.Has(head_dim) &&
-             simt::Fits(dtype, head_dim);
+      return (dtype == kFloat || dtype == DType::kFloat64) && WideKernelsServe(widths) &&
+             simt::Fits(dtype, widths);
     case KernelFamily::kSm80:
     case KernelFamily::kDecode:
-      return Is16Bit(dtype) && k16BitHeadDims.Has(head_dim) && capability >= 80;
+      return Is16Bit(dtype) && widths.equal() && k16BitHeadDims.Has(widths.head_dim) &&
+             capability >= 80;
     case KernelFamily::kSm90:
-      return Is16Bit(dtype) && k16BitHeadDims.Has(head_dim) && capability == 90 &&
+      return Is16Bit(dtype) && HopperKernelsServe(widths) && capability == 90 &&
              SharedMemoryPerBlock() >= sm90::kSharedBytes;
   }
   return false;
@@ -144,9 +146,9 @@ float* FloatsOf(const Tensor& floats) {
 // changed: whether scores are changed or the largest is asked for. Ampere's kernels serve such
 // calls on Hopper, too.
 KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape, bool changed) {
-  MaybeFamily family = FamilyFor(only, shape.dtype, shape.head_dim);
-  BURST_CHECK(family.has_value()) << NotServed(shape.dtype, shape.head_dim);
-  BURST_CHECK(!changed || ChangesScores(only))
+  MaybeFamily family = FamilyFor(only, shape.dtype, shape.widths());
+  BURST_CHECK(family.has_value()) << NotServed(shape.dtype, shape.widths());
+  BURST_CHECK(!changed || ChangesScores(only, shape.dtype, shape.widths()))
       << "the attention kernels for Hopper and for few queries do not change scores";
   if (changed && *family == KernelFamily::kSm90) family = KernelFamily::kSm80;
   BURST_CHECK(shape.blocks.key_begin == nullptr || *family == KernelFamily::kSm90)
@@ -158,7 +160,10 @@ KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape, bool c
 // kernels read K and V once for every head, in tiles that are mostly empty. Their time grows with
 // the heads, the time of Decode with the rows, but it starts later (docs/kernels-notebook.md).
 bool IsDecoding(const FlashAttentionShape& shape) {
-  if (!Is16Bit(shape.dtype) || shape.q_len > 16 || shape.blocks.key_begin != nullptr) return false;
+  if (!Is16Bit(shape.dtype) || shape.q_len > 16 || shape.blocks.key_begin != nullptr ||
+      !shape.widths().equal()) {
+    return false;
+  }
   const int64_t heads_per_kv = shape.num_heads / shape.num_kv_heads;
   return shape.k_len * heads_per_kv >= std::max<int64_t>(256, 64 * shape.q_len);
 }
@@ -202,36 +207,39 @@ void Fp8Forward(const FlashForwardParams& params) {
 
 }  // namespace
 
-MaybeFamily FamilyFor(MaybeFamily only, DType dtype, int64_t head_dim) {
-  if (only) return Serves(*only, dtype, head_dim) ? only : MaybeFamily();
+MaybeFamily FamilyFor(MaybeFamily only, DType dtype, const HeadWidths& widths) {
+  if (only) return Serves(*only, dtype, widths) ? only : MaybeFamily();
   for (KernelFamily family : {KernelFamily::kSimt, KernelFamily::kSm90, KernelFamily::kSm80}) {
-    if (Serves(family, dtype, head_dim)) return family;
+    if (Serves(family, dtype, widths)) return family;
   }
   return {};
 }
 
-std::string NotServed(DType dtype, int64_t head_dim) {
+std::string NotServed(DType dtype, const HeadWidths& widths) {
   std::ostringstream text;
-  text << "no attention kernel for " << Name(dtype) << " with head_dim " << head_dim
+  text << "no attention kernel for " << Name(dtype) << " with " << ToString(widths)
        << " on a GPU of compute capability " << CurrentContext().compute_capability / 10.0
        << " with " << SharedMemoryPerBlock() / 1024
        << " KB of shared memory a block: float32 goes up to " << kWideHeadDims.most
        << ", float64 too where a block has 131 KB, else to 128; bfloat16 and float16 need a "
           "multiple "
-       << "of " << k16BitHeadDims.multiple << " up to " << k16BitHeadDims.most << " and 8.0";
+       << "of " << k16BitHeadDims.multiple << " up to " << k16BitHeadDims.most
+       << " and 8.0, where v has another width up to " << kHeadDimsOfTwo.most << " and "
+       << kValueDimsOfTwo.most << " for v, and 9.0";
   return text.str();
 }
 
-bool TakesFp8(MaybeFamily only, DType dtype, int64_t head_dim) {
-  return TakesBlocks(only, dtype, head_dim) && kFp8HeadDims.Has(head_dim);
+bool TakesFp8(MaybeFamily only, DType dtype, const HeadWidths& widths) {
+  return TakesBlocks(only, dtype, widths) && Fp8KernelsServe(widths);
 }
 
-bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim) {
-  return FamilyFor(only, dtype, head_dim) == KernelFamily::kSm90;
+bool TakesBlocks(MaybeFamily only, DType dtype, const HeadWidths& widths) {
+  return FamilyFor(only, dtype, widths) == KernelFamily::kSm90;
 }
 
-bool ChangesScores(MaybeFamily only) {
-  return only != KernelFamily::kSm90 && only != KernelFamily::kDecode;
+bool ChangesScores(MaybeFamily only, DType dtype, const HeadWidths& widths) {
+  return only != KernelFamily::kSm90 && only != KernelFamily::kDecode &&
+         Serves(Is16Bit(dtype) ? KernelFamily::kSm80 : KernelFamily::kSimt, dtype, widths);
 }
 
 void Forward(MaybeFamily only, const FlashForwardParams& params) {
@@ -240,9 +248,9 @@ void Forward(MaybeFamily only, const FlashForwardParams& params) {
   CheckCall(params);
   if (params.fp8) {
     BURST_CHECK(!changed) << "attention in fp8 does not change scores";
-    BURST_CHECK(TakesFp8(only, params.shape.dtype, params.shape.head_dim))
-        << "no attention in fp8 for " << Name(params.shape.dtype) << " with head_dim "
-        << params.shape.head_dim;
+    BURST_CHECK(TakesFp8(only, params.shape.dtype, params.shape.widths()))
+        << "no attention in fp8 for " << Name(params.shape.dtype) << " with "
+        << ToString(params.shape.widths());
     return Fp8Forward(params);
   }
   if (family == KernelFamily::kDecode || (!only && !changed && IsDecoding(params.shape))) {

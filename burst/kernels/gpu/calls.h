@@ -16,15 +16,15 @@ using MaybeFamily = std::optional<KernelFamily>;
 
 // Returns the best kernels for the calling thread's GPU, or `only`. Returns null when they do not
 // serve such tensors; NotServed gives the reason.
-MaybeFamily FamilyFor(MaybeFamily only, DType dtype, int64_t head_dim);
-std::string NotServed(DType dtype, int64_t head_dim);
+MaybeFamily FamilyFor(MaybeFamily only, DType dtype, const HeadWidths& widths);
+std::string NotServed(DType dtype, const HeadWidths& widths);
 // Returns whether the kernels that serve such tensors take FlashAttentionShape::blocks.
-bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim);
+bool TakesBlocks(MaybeFamily only, DType dtype, const HeadWidths& widths);
 // Returns whether they take FlashForwardParams::fp8.
-bool TakesFp8(MaybeFamily only, DType dtype, int64_t head_dim);
-// Returns whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits, without
-// lists of blocks and fp8.
-bool ChangesScores(MaybeFamily only);
+bool TakesFp8(MaybeFamily only, DType dtype, const HeadWidths& widths);
+// Returns whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits of such
+// tensors, without lists of blocks and fp8.
+bool ChangesScores(MaybeFamily only, DType dtype, const HeadWidths& widths);
 
 void Forward(MaybeFamily only, const FlashForwardParams& params);
 void Backward(MaybeFamily only, const FlashBackwardParams& params);

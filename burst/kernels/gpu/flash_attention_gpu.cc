@@ -16,26 +16,27 @@ class Kernels : public AttentionKernels {
  public:
   explicit Kernels(MaybeFamily only) : only_(only) {}
 
-  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override {
+  absl::Status Check(DeviceType device, DType dtype, const HeadWidths& widths) const override {
     if (device != DeviceType::kCuda) {
       return absl::InvalidArgumentError("the GPU's attention kernels serve tensors on a GPU only");
     }
-    if (head_dim < 1) return absl::InvalidArgumentError("attention needs a head_dim of 1 or more");
-    if (FamilyFor(only_, dtype, head_dim)) return absl::OkStatus();
-    return absl::InvalidArgumentError(NotServed(dtype, head_dim));
+    if (FamilyFor(only_, dtype, widths)) return absl::OkStatus();
+    return absl::InvalidArgumentError(NotServed(dtype, widths));
   }
-  bool TakesBlocks(DType dtype, int64_t head_dim) const override {
-    return cuda::TakesBlocks(only_, dtype, head_dim);
+  bool TakesBlocks(DType dtype, const HeadWidths& widths) const override {
+    return cuda::TakesBlocks(only_, dtype, widths);
   }
-  absl::Status CheckFp8(DeviceType device, DType dtype, int64_t head_dim) const override {
-    BURST_RETURN_IF_ERROR(Check(device, dtype, head_dim));
-    if (TakesFp8(only_, dtype, head_dim)) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("attention in fp8 is for bfloat16 and float16 with a head_dim from ",
-                     kFp8HeadDims.least, " to ", kFp8HeadDims.most, " on a Hopper GPU, not for ",
-                     Name(dtype), " with head_dim ", head_dim));
+  absl::Status CheckFp8(DeviceType device, DType dtype, const HeadWidths& widths) const override {
+    BURST_RETURN_IF_ERROR(Check(device, dtype, widths));
+    if (TakesFp8(only_, dtype, widths)) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attention in fp8 is for bfloat16 and float16 with a head_dim from ", kFp8HeadDims.least,
+        " to ", kFp8HeadDims.most, ", of q, k and v, on a Hopper GPU, not for ", Name(dtype),
+        " with ", ToString(widths)));
   }
-  bool ChangesScores() const override { return cuda::ChangesScores(only_); }
+  bool ChangesScores(DType dtype, const HeadWidths& widths) const override {
+    return cuda::ChangesScores(only_, dtype, widths);
+  }
   void Forward(const FlashForwardParams& params) const override { cuda::Forward(only_, params); }
   void Delta(const FlashDeltaParams& params) const override { cuda::Delta(params); }
   void Backward(const FlashBackwardParams& params) const override { cuda::Backward(only_, params); }

@@ -20,7 +20,7 @@ using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>
 template <typename T>
 using Map = Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>>;
 
-// Returns one head as a matrix [rows, head_dim].
+// Returns one head as a matrix [rows, d].
 template <typename T>
 Map<T> Head(const AttentionOperand& operand, int64_t b, int64_t h, int64_t rows, int64_t d) {
   T* data = static_cast<T*>(operand.data) + b * operand.batch_stride + h * operand.head_stride;
@@ -73,14 +73,15 @@ void Exponentials(const Range& visible, T lse, Row row) {
 template <typename T>
 void ForwardOf(const FlashForwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
-  const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
+  const int64_t d = shape.head_dim, value_d = shape.value_dim;
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
   const Tensor scores = AllScores(shape);
   ParallelTasks(shape.batch * shape.num_heads, [&](int64_t task) {
     const int64_t b = task / shape.num_heads, h = task % shape.num_heads;
     const auto q = Head<T>(params.q, b, h, shape.q_len, d);
     const auto k = Head<T>(params.k, b, h / group, shape.k_len, d);
-    const auto v = Head<T>(params.v, b, h / group, shape.k_len, d);
-    auto out = Head<T>(params.out, b, h, shape.q_len, d);
+    const auto v = Head<T>(params.v, b, h / group, shape.k_len, value_d);
+    auto out = Head<T>(params.out, b, h, shape.q_len, value_d);
     T* lse = static_cast<T*>(params.lse) + task * shape.q_len;
 
     auto p = Scores<T>(scores, task);
@@ -118,15 +119,16 @@ void ForwardOf(const FlashForwardParams& params) {
 template <typename T>
 void BackwardOf(const FlashBackwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
-  const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
+  const int64_t d = shape.head_dim, value_d = shape.value_dim;
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
   const T scale = static_cast<T>(shape.softmax_scale);
   const Tensor all_p = AllScores(shape), all_ds = AllScores(shape);
   ParallelTasks(shape.batch * shape.num_kv_heads, [&](int64_t task) {
     const int64_t b = task / shape.num_kv_heads, kv_head = task % shape.num_kv_heads;
     const auto k = Head<T>(params.k, b, kv_head, shape.k_len, d);
-    const auto v = Head<T>(params.v, b, kv_head, shape.k_len, d);
+    const auto v = Head<T>(params.v, b, kv_head, shape.k_len, value_d);
     auto dk = Head<T>(params.dk.Of(kv_head), b, kv_head, shape.k_len, d);
-    auto dv = Head<T>(params.dv.Of(kv_head), b, kv_head, shape.k_len, d);
+    auto dv = Head<T>(params.dv.Of(kv_head), b, kv_head, shape.k_len, value_d);
     if (params.dk.Begins(kv_head)) dk.setZero(), dv.setZero();
     const Range queries = Seeing(shape, b);
     const int64_t first = queries.begin, rows = queries.end - queries.begin;
@@ -135,7 +137,7 @@ void BackwardOf(const FlashBackwardParams& params) {
       auto all_dq = Head<T>(params.dq.Of(h), b, h, shape.q_len, d);
       if (params.dq.Begins(h)) all_dq.setZero();
       const auto q = Head<T>(params.q, b, h, shape.q_len, d).middleRows(first, rows);
-      const auto dout = Head<T>(params.dout, b, h, shape.q_len, d).middleRows(first, rows);
+      const auto dout = Head<T>(params.dout, b, h, shape.q_len, value_d).middleRows(first, rows);
       auto dq = all_dq.middleRows(first, rows);
       const T* lse = static_cast<const T*>(params.lse) + head * shape.q_len + first;
       const T* delta = static_cast<const T*>(params.delta) + head * shape.q_len + first;
@@ -160,7 +162,7 @@ void BackwardOf(const FlashBackwardParams& params) {
 
 class Naive : public AttentionKernels {
  public:
-  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override {
+  absl::Status Check(DeviceType device, DType dtype, const HeadWidths& widths) const override {
     if (device != DeviceType::kCpu) {
       return absl::InvalidArgumentError("attention without tiles is there on the CPU only");
     }
@@ -168,9 +170,9 @@ class Naive : public AttentionKernels {
       return absl::InvalidArgumentError(absl::StrCat(
           "attention without tiles computes in float32 or float64, not ", Name(dtype)));
     }
-    return KernelsOf(device).Check(device, dtype, head_dim);
+    return KernelsOf(device).Check(device, dtype, widths);
   }
-  bool TakesBlocks(DType, int64_t) const override { return false; }
+  bool TakesBlocks(DType, const HeadWidths&) const override { return false; }
   void Forward(const FlashForwardParams& params) const override {
     DispatchFloat(params.shape.dtype, [&](auto zero) { ForwardOf<decltype(zero)>(params); });
   }

@@ -12,16 +12,16 @@ namespace {
 class Tiled : public AttentionKernels {
  public:
   explicit Tiled(int64_t tile_keys) : tile_keys_(tile_keys) { BURST_CHECK_GT(tile_keys, 0); }
-  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override {
+  absl::Status Check(DeviceType device, DType dtype, const HeadWidths& widths) const override {
     if (device != DeviceType::kCpu) {
       return absl::InvalidArgumentError(
           "a choice is there on the CPU only; GPU kernels are compiled for their tiles: in "
           "bfloat16 of 128, 176 or 192 keys on Hopper and of 64 or 128 elsewhere, in float32 of 32 "
           "or 64, in float64 of 16 or 32");
     }
-    return KernelsOf(device).Check(device, dtype, head_dim);
+    return KernelsOf(device).Check(device, dtype, widths);
   }
-  bool TakesBlocks(DType, int64_t) const override { return true; }
+  bool TakesBlocks(DType, const HeadWidths&) const override { return true; }
   void Forward(const FlashForwardParams& params) const override {
     cpu::Forward(params, tile_keys_);
   }

@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kMaxGridY = 65535;
 
-// Finds the rows [head_dim] of a tensor [batch, seqlen, num_heads, head_dim], in memory's order.
+// Finds the rows [columns] of a tensor [batch, seqlen, num_heads, columns], in memory's order.
 // Each row has kLanes lanes. blockIdx.y walks the batch, so that a lane divides once, in 32 bits.
 template <int kLanes>
 struct Row {
@@ -43,7 +43,7 @@ __global__ __launch_bounds__(kThreads) void DeltaKernel(
   constexpr int kVec = kVecSize<T>;
   const uint32_t q_len = static_cast<uint32_t>(params.shape.q_len);
   const uint32_t num_heads = static_cast<uint32_t>(params.shape.num_heads);
-  const int head_dim = static_cast<int>(params.shape.head_dim);
+  const int value_dim = static_cast<int>(params.shape.value_dim);
   const int batch = static_cast<int>(params.shape.batch);
   const int lane = threadIdx.x % kLanes;
   const Row<kLanes> row(q_len * num_heads, num_heads);
@@ -53,13 +53,13 @@ __global__ __launch_bounds__(kThreads) void DeltaKernel(
     const T* d = row.template Of<const T>(params.dout, b);
     A sum = 0;
 #pragma unroll 1
-    for (int c = lane * kVec; c < head_dim; c += kLanes * kVec) {
+    for (int c = lane * kVec; c < value_dim; c += kLanes * kVec) {
       Vec<T, kVec> x = {}, y = {};
       if (kVectorized) {
         x = *reinterpret_cast<const Vec<T, kVec>*>(o + c);
         y = *reinterpret_cast<const Vec<T, kVec>*>(d + c);
       } else {
-        for (int j = 0; j < kVec && c + j < head_dim; ++j) {
+        for (int j = 0; j < kVec && c + j < value_dim; ++j) {
           x[j] = o[c + j];
           y[j] = d[c + j];
         }
@@ -184,8 +184,8 @@ dim3 Grid(int64_t batch, int64_t rows, int per_block) {
 template <typename T, int kLanes>
 void LaunchDelta(const FlashDeltaParams& params) {
   const FlashAttentionShape& shape = params.shape;
-  const bool vectorized = InVectors(params.out, shape.head_dim, sizeof(T), kVecSize<T>) &&
-                          InVectors(params.dout, shape.head_dim, sizeof(T), kVecSize<T>);
+  const bool vectorized = InVectors(params.out, shape.value_dim, sizeof(T), kVecSize<T>) &&
+                          InVectors(params.dout, shape.value_dim, sizeof(T), kVecSize<T>);
   const auto kernel = vectorized ? DeltaKernel<T, kLanes, true> : DeltaKernel<T, kLanes, false>;
   const dim3 grid = Grid(shape.batch, shape.q_len * shape.num_heads, Row<kLanes>::kPerBlock);
   kernel<<<grid, kThreads, 0, CurrentStream()>>>(params);
@@ -210,7 +210,7 @@ void Delta(const FlashDeltaParams& params) {
   if (shape.batch * shape.q_len * shape.num_heads == 0) return;
   DispatchDtypeOrFp16(shape.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t vectors = shape.head_dim * static_cast<int64_t>(sizeof(T)) / 16;
+    const int64_t vectors = shape.value_dim * static_cast<int64_t>(sizeof(T)) / 16;
     if (vectors <= 8) return LaunchDelta<T, 8>(params);
     if (vectors <= 16) return LaunchDelta<T, 16>(params);
     LaunchDelta<T, 32>(params);

@@ -1,5 +1,5 @@
-// The memory-bound steps around the backward, for every dtype and head_dim. They are queued on the
-// thread's stream.
+// The memory-bound steps around the backward, for every dtype and width of heads. They are queued
+// on the thread's stream.
 #pragma once
 
 #include "burst/kernels/flash_attention.h"
@@ -10,7 +10,7 @@ namespace cuda {
 // Computes delta of FlashDeltaParams: operands of any floating-point dtype and strides.
 void Delta(const FlashDeltaParams& params);
 
-// Computes to = from + addend, all [batch, seqlen, num_heads, head_dim] of any strides. Tensor
+// Computes to = from + addend, all [batch, seqlen, num_heads, columns] of any strides. Tensor
 // `from` is float32, `to` is `dtype`: bfloat16 or float16. addend: null, float32 or `dtype`.
 void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to, DType dtype);
 

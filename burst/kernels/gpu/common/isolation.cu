@@ -24,31 +24,31 @@ struct Channels {
   float x[kOwn] = {};
 
   template <typename Function>  // f(channel, x)
-  __device__ void ForEach(int head_dim, Function f) {
+  __device__ void ForEach(int columns, Function f) {
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) {
       const int channel = static_cast<int>(threadIdx.x) % kLanes + c * kLanes;
-      if (channel < head_dim) f(channel, x[c]);
+      if (channel < columns) f(channel, x[c]);
     }
   }
   template <typename T>
-  __device__ void Add(float factor, const T* row, int head_dim) {
-    ForEach(head_dim, [&](int channel, float& sum) {
+  __device__ void Add(float factor, const T* row, int columns) {
+    ForEach(columns, [&](int channel, float& sum) {
       sum = fmaf(factor, ConvertTo<float>(row[channel]), sum);
     });
   }
 };
 
 template <typename T>
-__device__ void CopyRow(const T* row, int head_dim, float* to) {
-  for (int c = threadIdx.x % kLanes; c < head_dim; c += kLanes) to[c] = ConvertTo<float>(row[c]);
+__device__ void CopyRow(const T* row, int columns, float* to) {
+  for (int c = threadIdx.x % kLanes; c < columns; c += kLanes) to[c] = ConvertTo<float>(row[c]);
 }
 
 template <typename T>
-__device__ float Dot(const float* a, const T* b, int head_dim) {
-  using Vec8 = Vec<T, 8>;  // head_dim is a multiple of 8
+__device__ float Dot(const float* a, const T* b, int columns) {
+  using Vec8 = Vec<T, 8>;  // columns is a multiple of 8
   float sum = 0;
-  for (int c = 0; c < head_dim; c += 8) {
+  for (int c = 0; c < columns; c += 8) {
     const Vec8 eight = *reinterpret_cast<const Vec8*>(b + c);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum = fmaf(a[c + i], ConvertTo<float>(eight[i]), sum);
@@ -74,8 +74,8 @@ __device__ float WarpSum(float x) {
 // Computes to = keep * from + factor * x of T or float32; `from` is not read if keep is 0.
 template <typename T>
 __device__ void StoreRow(Channels& x, float factor, float keep, const float* from, T* to,
-                         int head_dim) {
-  x.ForEach(head_dim, [&](int channel, float& value) {
+                         int columns) {
+  x.ForEach(columns, [&](int channel, float& value) {
     const float old = keep == 0 ? 0.f : keep * from[channel];
     to[channel] = ConvertTo<T>(fmaf(factor, value, old));
   });
@@ -94,6 +94,7 @@ __device__ void RepairQuery(const FlashForwardParams& params, int64_t b, int64_t
                             float* query) {
   const FlashAttentionShape& shape = params.shape;
   const int head_dim = static_cast<int>(shape.head_dim), lane = threadIdx.x % kLanes;
+  const int value_dim = static_cast<int>(shape.value_dim);
   const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
   const float scale = static_cast<float>(shape.softmax_scale);
   const Visible visible(shape, b);
@@ -121,9 +122,9 @@ __device__ void RepairQuery(const FlashForwardParams& params, int64_t b, int64_t
     if constexpr (kChanged) {
       if (p != 0) p *= changed.Weight(i, j);
     }
-    o.ForEach(head_dim, [&](int, float& value) { value *= rescale; });
+    o.ForEach(value_dim, [&](int, float& value) { value *= rescale; });
     for (int n = 0; n < min(kLanes, end - first); ++n) {
-      o.Add(__shfl_sync(0xffffffff, p, n), v.row(first + n), head_dim);
+      o.Add(__shfl_sync(0xffffffff, p, n), v.row(first + n), value_dim);
     }
   }
   float factor = 1, keep = 0;
@@ -145,9 +146,9 @@ __device__ void RepairQuery(const FlashForwardParams& params, int64_t b, int64_t
   const AttentionOperand& old = params.sum.data == nullptr ? params.out : params.sum;
   const float* const from = keep == 0 ? nullptr : Head<const float>(old, b, h).row(i);
   if (params.out_dtype == DType::kFloat32) {
-    StoreRow(o, factor, keep, from, Head<float>(params.out, b, h).row(i), head_dim);
+    StoreRow(o, factor, keep, from, Head<float>(params.out, b, h).row(i), value_dim);
   } else {
-    StoreRow(o, factor, keep, from, Head<T>(params.out, b, h).row(i), head_dim);
+    StoreRow(o, factor, keep, from, Head<T>(params.out, b, h).row(i), value_dim);
   }
 }
 
@@ -202,6 +203,7 @@ __device__ void RepairDq(const FlashBackwardParams& params, const int32_t* marks
                          int64_t b, int64_t h, int64_t i, float (*rows)[kMaxHeadDim]) {
   const FlashAttentionShape& shape = params.shape;
   const int head_dim = static_cast<int>(shape.head_dim), lane = threadIdx.x % kLanes;
+  const int value_dim = static_cast<int>(shape.value_dim);
   const Visible visible(shape, b);
   const int begin = visible.begin(i), end = visible.end(i);
   if (begin >= end) return;
@@ -215,7 +217,7 @@ __device__ void RepairDq(const FlashBackwardParams& params, const int32_t* marks
     if ((own[group] & kMissingDq) == 0) continue;
     if (!any) {
       CopyRow(head.q.row(i), head_dim, rows[0]);
-      CopyRow(head.dout.row(i), head_dim, rows[1]);
+      CopyRow(head.dout.row(i), value_dim, rows[1]);
       __syncwarp();
       any = true;
     }
@@ -224,7 +226,7 @@ __device__ void RepairDq(const FlashBackwardParams& params, const int32_t* marks
     if (first + lane < last) {
       const int j = first + lane;
       ds = head.At(i, j, Dot(rows[0], head.k.row(j), head_dim),
-                   Dot(rows[1], head.v.row(j), head_dim))
+                   Dot(rows[1], head.v.row(j), value_dim))
                .ds;
     }
     for (int n = 0; n < last - first; ++n) {
@@ -243,12 +245,13 @@ __device__ void AddKeyGradients(const BackwardHead<T, kChanged>& head, int64_t f
                                 int64_t last_query, int j, const float (*rows)[kMaxHeadDim],
                                 bool add_dk, bool add_dv, Channels& dk, Channels& dv) {
   const int head_dim = static_cast<int>(head.shape.head_dim), lane = threadIdx.x % kLanes;
+  const int value_dim = static_cast<int>(head.shape.value_dim);
   for (int64_t first = first_query; first < last_query; first += kLanes) {
     const int64_t i = first + lane;
     float p = 0, ds = 0;
     if (i < last_query) {
       const auto at = head.At(i, j, Dot(rows[0], head.q.row(i), head_dim),
-                              Dot(rows[1], head.dout.row(i), head_dim));
+                              Dot(rows[1], head.dout.row(i), value_dim));
       p = at.p;
       ds = at.ds;
     }
@@ -256,7 +259,7 @@ __device__ void AddKeyGradients(const BackwardHead<T, kChanged>& head, int64_t f
       const float this_ds = __shfl_sync(0xffffffff, ds, n);
       const float this_p = __shfl_sync(0xffffffff, p, n);
       if (add_dk) dk.Add(this_ds, head.q.row(first + n), head_dim);
-      if (add_dv) dv.Add(this_p, head.dout.row(first + n), head_dim);
+      if (add_dv) dv.Add(this_p, head.dout.row(first + n), value_dim);
     }
   }
 }
@@ -267,6 +270,7 @@ __device__ void RepairKey(const FlashBackwardParams& params, const int32_t* mark
                           int64_t b, int64_t kv_head, int j, float (*rows)[kMaxHeadDim]) {
   const FlashAttentionShape& shape = params.shape;
   const int head_dim = static_cast<int>(shape.head_dim);
+  const int value_dim = static_cast<int>(shape.value_dim);
   const int64_t first_split = (b * shape.num_kv_heads + kv_head) * splits;
   const auto missing_of = [&](int64_t split) {
     return marks[1 + (first_split + split) * MarkGroups(shape.k_len) + j / kMarkRows];
@@ -275,7 +279,7 @@ __device__ void RepairKey(const FlashBackwardParams& params, const int32_t* mark
   for (int64_t split = 0; split < splits; ++split) missing |= missing_of(split);
   if ((missing & (kMissingDk | kMissingDv)) == 0) return;
   CopyRow(Head<const T>(params.k, b, kv_head).row(j), head_dim, rows[0]);
-  CopyRow(Head<const T>(params.v, b, kv_head).row(j), head_dim, rows[1]);
+  CopyRow(Head<const T>(params.v, b, kv_head).row(j), value_dim, rows[1]);
   __syncwarp();
   const Visible visible(shape, b);
   const int64_t first_query = visible.FirstEndingAfter(shape.q_len, j);
@@ -290,18 +294,18 @@ __device__ void RepairKey(const FlashBackwardParams& params, const int32_t* mark
                     add_dk, add_dv, dk, dv);
   }
   __syncwarp();  // before the next row takes this one's place
-  const auto add = [&](Channels& d, float factor, const GradientTarget& target) {
+  const auto add = [&](Channels& d, float factor, const GradientTarget& target, int columns) {
     if (!target.Ends(kv_head)) {
       float* const to = Head<float>(target.sum, b, kv_head).row(j);
-      return StoreRow(d, factor, 1, to, to, head_dim);
+      return StoreRow(d, factor, 1, to, to, columns);
     }
     T* const to = Head<T>(target.result, b, kv_head).row(j);
-    d.ForEach(head_dim, [&](int channel, float& value) {
+    d.ForEach(columns, [&](int channel, float& value) {
       to[channel] = ConvertTo<T>(fmaf(factor, value, ConvertTo<float>(to[channel])));
     });
   };
-  if (missing & kMissingDk) add(dk, static_cast<float>(shape.softmax_scale), params.dk);
-  if (missing & kMissingDv) add(dv, 1, params.dv);
+  if (missing & kMissingDk) add(dk, static_cast<float>(shape.softmax_scale), params.dk, head_dim);
+  if (missing & kMissingDv) add(dv, 1, params.dv, value_dim);
 }
 
 // Repairs with a warp for every query, then with a warp for every key.

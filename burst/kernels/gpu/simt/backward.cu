@@ -28,6 +28,7 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void QueryGradient
   const int64_t rows = min(static_cast<int64_t>(Tile::kRows), shape.q_len - first);
   const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
   const int head_dim = static_cast<int>(shape.head_dim);
+  const int value_dim = static_cast<int>(shape.value_dim);
   const T scale = static_cast<T>(shape.softmax_scale);
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
   const Visible visible(shape, b);
@@ -46,14 +47,14 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void QueryGradient
     delta[r] = valid ? static_cast<const T*>(params.delta)[statistics + row] : T{0};
   }
   LoadTile<Tile>(Head<T>(params.q, b, h), first, rows, head_dim, q_tile);
-  LoadTile<Tile>(Head<T>(params.dout, b, h), first, rows, head_dim, dout_tile);
+  LoadTile<Tile>(Head<T>(params.dout, b, h), first, rows, value_dim, dout_tile);
 
   typename Tile::Rows dq = {};
   const int last_key = visible.end(first + rows - 1);
   for (int key = visible.begin(first); key < last_key; key += Tile::kRows) {
     const bool own_finite =
         LoadTile<Tile>(Head<T>(params.k, b, kv_head), key, shape.k_len - key, head_dim, k_tile);
-    LoadTile<Tile>(Head<T>(params.v, b, kv_head), key, shape.k_len - key, head_dim, v_tile);
+    LoadTile<Tile>(Head<T>(params.v, b, kv_head), key, shape.k_len - key, value_dim, v_tile);
     const bool finite = __syncthreads_and(own_finite);
     typename Tile::Scores s, dp;
     Matmul<Tile>(q_tile, k_tile, s);
@@ -111,12 +112,13 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
   const int rows = static_cast<int>(min(static_cast<int64_t>(Tile::kRows), shape.k_len - first));
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const int head_dim = static_cast<int>(shape.head_dim);
+  const int value_dim = static_cast<int>(shape.value_dim);
   const T scale = static_cast<T>(shape.softmax_scale);
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
   const Visible visible(shape, b);
 
   LoadTile<Tile>(Head<T>(params.k, b, kv_head), first, rows, head_dim, k_tile);
-  LoadTile<Tile>(Head<T>(params.v, b, kv_head), first, rows, head_dim, v_tile);
+  LoadTile<Tile>(Head<T>(params.v, b, kv_head), first, rows, value_dim, v_tile);
   typename Tile::Rows dk = {}, dv = {};
   const int64_t first_query = visible.FirstEndingAfter(shape.q_len, first);
   const int64_t last_query = visible.FirstBeginningAfter(shape.q_len, first + rows - 1);
@@ -129,7 +131,7 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
       const bool q_finite =
           LoadTile<Tile>(Head<T>(params.q, b, h), query, queries, head_dim, q_tile);
       const bool dout_finite =
-          LoadTile<Tile>(Head<T>(params.dout, b, h), query, queries, head_dim, dout_tile);
+          LoadTile<Tile>(Head<T>(params.dout, b, h), query, queries, value_dim, dout_tile);
       const bool finite = __syncthreads_and(q_finite && dout_finite);
       const auto add = [&](const T* b_tile, typename Tile::Rows& sums) {
         if (finite) return AddMatmul<Tile>(score_tile, b_tile, sums);
@@ -177,14 +179,14 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
   for (int r = 0; r < kN; ++r) {
     if (y + kSide * r >= rows) continue;
     StoreRow<Tile>(dk[r], scale, keep, head_dim, dk_target.row(first + y + kSide * r));
-    StoreRow<Tile>(dv[r], T{1}, keep, head_dim, dv_target.row(first + y + kSide * r));
+    StoreRow<Tile>(dv[r], T{1}, keep, value_dim, dv_target.row(first + y + kSide * r));
   }
 }
 
 }  // namespace
 
-bool Fits(DType dtype, int64_t head_dim) {
-  return dtype != DType::kFloat64 || head_dim <= 128 ||
+bool Fits(DType dtype, const HeadWidths& widths) {
+  return dtype != DType::kFloat64 || PaddedWidth(widths) <= 128 ||
          kWidestBytes <= cuda::SharedMemoryPerBlock();
 }
 

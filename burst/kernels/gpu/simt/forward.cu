@@ -31,6 +31,7 @@ __global__ __launch_bounds__(kThreads,
   const int64_t rows = min(static_cast<int64_t>(Tile::kRows), shape.q_len - first);
   const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
   const int head_dim = static_cast<int>(shape.head_dim);
+  const int value_dim = static_cast<int>(shape.value_dim);
   const T scale = static_cast<T>(shape.softmax_scale);
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
   const Visible visible(shape, b);
@@ -90,7 +91,7 @@ __global__ __launch_bounds__(kThreads,
     }
     StoreScores<Tile>(s, p_tile);
     __syncthreads();
-    const bool finite = LoadTile<Tile>(v, key, shape.k_len - key, head_dim, kv_tile);
+    const bool finite = LoadTile<Tile>(v, key, shape.k_len - key, value_dim, kv_tile);
     if (__syncthreads_and(finite)) {
       AddMatmul<Tile>(p_tile, kv_tile, o);
     } else {
@@ -126,7 +127,7 @@ __global__ __launch_bounds__(kThreads,
   for (int r = 0; r < kN; ++r) {
     if (y + kSide * r >= rows) continue;
     const int64_t i = first + y + kSide * r;
-    StoreRow<Tile>(o[r], factor[r], keep[r], head_dim, out.row(i));
+    StoreRow<Tile>(o[r], factor[r], keep[r], value_dim, out.row(i));
     if (x == 0) lse[i] = row_lse[r];
     if constexpr (kChanged) {
       if (x == 0 && params.max_logits != nullptr && largest[r] != kMinusInfinity) {

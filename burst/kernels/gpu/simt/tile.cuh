@@ -1,9 +1,10 @@
 // Tiles of the float32 and float64 kernels, which have 256 threads as a square of 16 x 16. Thread
 // (y, x) holds the rows y + 16 r of a matmul's result. Columns that are keys or queries: it holds x
-// + 16 c. Columns that are channels of head_dim: it holds every 16th vector of 16 bytes, from the
+// + 16 c. Columns that are channels of a head: it holds every 16th vector of 16 bytes, from the
 // x-th on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -26,7 +27,7 @@ constexpr int kSide = 16;
 // kHalves: tiles of half as many rows, for GPUs with 99 KB of shared memory a thread block.
 template <typename T, int kHeadDimPadded, bool kHalves = false>
 struct Tile {
-  static constexpr int kHeadDim = kHeadDimPadded;  // 64, 128 or 256; padded with zeros
+  static constexpr int kHeadDim = kHeadDimPadded;  // 64, 128 or 256; both widths, padded with zeros
   // Rows of queries and of keys. Five tiles of them fit the shared memory of a thread block.
   static constexpr int kRows = (kHeadDim <= 128 ? 64 : 32) / (kHalves ? 2 : 1) *
                                static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
@@ -236,7 +237,13 @@ void LaunchTiles(Kernel kernel, const Params& params, int64_t rows, int64_t leng
 // rows, because 16 rows are the fewest.
 constexpr int64_t kWidestBytes = Tile<double, 256>::kBackwardBytes;
 
-// Calls function(T{}, Tile<T, kHeadDim>{}) for the dtype and head_dim of a shape.
+// Returns the columns of tiles for heads of two widths.
+inline int64_t PaddedWidth(const HeadWidths& widths) {
+  const int64_t most = std::max(widths.head_dim, widths.value_dim);
+  return most <= 64 ? 64 : most <= 128 ? 128 : 256;
+}
+
+// Calls function(T{}, Tile<T, kHeadDim>{}) for the dtype and the heads of a shape.
 template <typename Function>
 void DispatchTile(const FlashAttentionShape& shape, Function&& function) {
   const int64_t shared = cuda::SharedMemoryPerBlock();
@@ -251,8 +258,9 @@ void DispatchTile(const FlashAttentionShape& shape, Function&& function) {
     function(zero, Tile<T, kHeadDim>{});
   };
   const auto with_dtype = [&](auto zero) {
-    if (shape.head_dim <= 64) return with_head_dim(zero, std::integral_constant<int, 64>{});
-    if (shape.head_dim <= 128) return with_head_dim(zero, std::integral_constant<int, 128>{});
+    const int64_t width = PaddedWidth(shape.widths());
+    if (width == 64) return with_head_dim(zero, std::integral_constant<int, 64>{});
+    if (width == 128) return with_head_dim(zero, std::integral_constant<int, 128>{});
     return with_head_dim(zero, std::integral_constant<int, 256>{});
   };
   if (shape.dtype == DType::kFloat64) return with_dtype(double{});

@@ -400,11 +400,12 @@ __device__ __forceinline__ void BackwardConsumer<Traits>::StoreGradients(Gradien
   const GradientStep step =
       MakeGradientStep<Traits>(args, keys, consumer * 4 + thread / kWarpSize % 4);
   WaitForTurn(args, step);
-  StoreGradient<Element, kHeadDim>(args, args.dv, args.dv_sum, args.dv_out, staging, kBoxBytes, dv,
-                                   1, thread_lane, row, keys, step);
-  StoreGradient<Element, kHeadDim>(args, args.dk, args.dk_sum, args.dk_out, staging + kPartBytes,
-                                   kBoxBytes, dk, Traits::kScaleDs ? 1 : args.scale, thread_lane,
-                                   row, keys, step);
+  const int width = args.head_dim;  // also dV's
+  StoreGradient<Element, kHeadDim>(args, args.dv, args.dv_sum, args.dv_out, width, staging,
+                                   kBoxBytes, dv, 1, thread_lane, row, keys, step);
+  StoreGradient<Element, kHeadDim>(args, args.dk, args.dk_sum, args.dk_out, width,
+                                   staging + kPartBytes, kBoxBytes, dk,
+                                   Traits::kScaleDs ? 1 : args.scale, thread_lane, row, keys, step);
   if (thread_lane == 0) PassTurn(args, step);
 }
 

@@ -218,10 +218,10 @@ __device__ __forceinline__ void ClearDq(uint32_t place, int floats) {
 
 // Clears the warp's rows of dK or dV if they are not finite, and marks them for the repair of
 // common/isolation.h. missing: kMissingDk or kMissingDv.
-template <class Traits>
+template <class Traits, int kCount>
 __device__ __forceinline__ void LeaveToRepair(const BackwardArgs& args, const Suspicion& suspicion,
                                               const KeyTile& keys, int row, int missing,
-                                              float (&d)[Traits::kHeadDim / 2]) {
+                                              float (&d)[kCount]) {
   if (!Traits::kRanges || args.marks == nullptr) return;
   if ((suspicion.keys | suspicion.queries) == 0) return;
   if (__all_sync(0xffffffff, cuda::AreFinite(d))) return;
@@ -400,17 +400,17 @@ __device__ __forceinline__ void PassTurn(const BackwardArgs& args, const Gradien
   AddRelease(step.counter, 1);
 }
 
-// Computes d = d * factor + the warp's rows of the sums, two rows a thread. It rounds like an
-// addition in memory.
+// Computes d = d * factor + the warp's rows of the sums, of `width` columns, two rows a thread. It
+// rounds like an addition in memory.
 template <int kColumns>
 __device__ __forceinline__ void AddSums(const BackwardArgs& args, const AttentionOperand& sums,
-                                        float factor, int lane, int row, const GradientStep& step,
-                                        float (&d)[kColumns / 2]) {
+                                        int width, float factor, int lane, int row,
+                                        const GradientStep& step, float (&d)[kColumns / 2]) {
   const int first_column = lane % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = row + lane / 4 + 8 * r;
-    const int columns = key < args.k_len ? args.head_dim - first_column : 0;
+    const int columns = key < args.k_len ? width - first_column : 0;
     const float* from = static_cast<const float*>(sums.data) +
                         Offset(sums, step.batch, step.head, key) + first_column;
 #pragma unroll
@@ -426,13 +426,15 @@ __device__ __forceinline__ void AddSums(const BackwardArgs& args, const Attentio
   }
 }
 
-// Stores a warp's rows of dK or dV, times factor, in global memory by the TMA.
+// Stores a warp's rows of dK or dV, times factor, in global memory by the TMA. `width`: their
+// columns in memory.
 template <class Element, int kColumns>
 __device__ __forceinline__ void StoreGradient(const BackwardArgs& args, const CUtensorMap& sum_map,
                                               const AttentionOperand& sums,
-                                              const CUtensorMap& out_map, uint32_t staging,
-                                              int block_bytes, float (&d)[kColumns / 2],
-                                              float factor, int lane, int row, const KeyTile& keys,
+                                              const CUtensorMap& out_map, int width,
+                                              uint32_t staging, int block_bytes,
+                                              float (&d)[kColumns / 2], float factor, int lane,
+                                              int row, const KeyTile& keys,
                                               const GradientStep& step) {
   if (!step.last) {
     const float factors[2] = {factor, factor};
@@ -440,7 +442,7 @@ __device__ __forceinline__ void StoreGradient(const BackwardArgs& args, const CU
                                         lane, row, step.head, step.batch);
   }
   if (!step.first) {
-    AddSums<kColumns>(args, sums, factor, lane, row, step, d);
+    AddSums<kColumns>(args, sums, width, factor, lane, row, step, d);
     factor = 1;
   }
   const float factors[2] = {factor, factor};

@@ -49,6 +49,7 @@ struct BackwardArgs {
   float scale;
   int* counters;  // [num_counters], cleared by Prepare; the next three point into it
   int num_counters;
+  int value_dim;       // here it moves no other argument, so that other kernels keep their code
   int* dq_additions;   // [batch, num_heads, query_tiles, 2]; null: any order
   int* dkv_additions;  // [sums, key_tiles, kBackwardWarps]; null: heads are not split
   int32_t* marks;      // marks of common/isolation.h
@@ -66,20 +67,25 @@ template <class Traits>
 BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardScratch& scratch,
                               int dq_rows) {
   const FlashAttentionShape& shape = params.shape;
-  const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
-    return MakeTensorMap(tensor, dtype, shape, shape.q_len, shape.num_heads, box_rows);
+  const int64_t head_dim = shape.head_dim, value_dim = shape.value_dim;
+  const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int64_t columns,
+                         int box_rows) {
+    return MakeTensorMap(tensor, dtype, {shape.batch, shape.q_len, shape.num_heads, columns},
+                         box_rows);
   };
-  const auto map_k = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
-    return MakeTensorMap(tensor, dtype, shape, shape.k_len, shape.num_kv_heads, box_rows);
+  const auto map_k = [&](const AttentionOperand& tensor, DType dtype, int64_t columns,
+                         int box_rows) {
+    return MakeTensorMap(tensor, dtype, {shape.batch, shape.k_len, shape.num_kv_heads, columns},
+                         box_rows);
   };
   BackwardArgs args;
-  args.k = map_k(params.k, shape.dtype, Traits::kBlockN);
-  args.v = map_k(params.v, shape.dtype, Traits::kBlockN);
+  args.k = map_k(params.k, shape.dtype, head_dim, Traits::kBlockN);
+  args.v = map_k(params.v, shape.dtype, value_dim, Traits::kBlockN);
   args.q = args.dout = args.dq = args.k;  // not used without queries; dK and dV become zero
   if (shape.q_len > 0) {
-    args.q = map_q(params.q, shape.dtype, Traits::kBlockM);
-    args.dout = map_q(params.dout, shape.dtype, Traits::kBlockM);
-    args.dq = map_q(params.dq.sum, DType::kFloat32, dq_rows);
+    args.q = map_q(params.q, shape.dtype, head_dim, Traits::kBlockM);
+    args.dout = map_q(params.dout, shape.dtype, value_dim, Traits::kBlockM);
+    args.dq = map_q(params.dq.sum, DType::kFloat32, head_dim, dq_rows);
   }
   // Without sums, or without results, the maps of these are unused.
   const HeadRange all_kv_heads = {0, shape.num_kv_heads};
@@ -87,25 +93,25 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   args.last_dkv = Heads(params.dk.assigned() ? all_kv_heads : params.dk.last);
   args.dk = args.dv = args.dk_out = args.dv_out = args.k;
   if (!args.last_dkv.empty()) {
-    args.dk_out = map_k(params.dk.result, shape.dtype, kWarpRows);
-    args.dv_out = map_k(params.dv.result, shape.dtype, kWarpRows);
+    args.dk_out = map_k(params.dk.result, shape.dtype, head_dim, kWarpRows);
+    args.dv_out = map_k(params.dv.result, shape.dtype, value_dim, kWarpRows);
   }
   args.dk_sum = params.dk.sum;
   args.dv_sum = params.dv.sum;
   const HeadSplits splits = HeadSplitsOf(params);
   args.sums = 0;
   if (!params.dk.assigned()) {
-    args.dk = map_k(params.dk.sum, DType::kFloat32, kWarpRows);
-    args.dv = map_k(params.dv.sum, DType::kFloat32, kWarpRows);
+    args.dk = map_k(params.dk.sum, DType::kFloat32, head_dim, kWarpRows);
+    args.dv = map_k(params.dv.sum, DType::kFloat32, value_dim, kWarpRows);
   } else if (splits.splits > 1) {
     args.sums = static_cast<int>(splits.sums);
-    args.dk_sum = {scratch.sums, 0, shape.head_dim, shape.k_len * shape.head_dim};
-    args.dv_sum = args.dk_sum;
-    args.dv_sum.data = scratch.sums + splits.sums * shape.k_len * shape.head_dim;
-    FlashAttentionShape one = shape;
-    one.batch = 1;
-    args.dk = MakeTensorMap(args.dk_sum, DType::kFloat32, one, shape.k_len, splits.sums, kWarpRows);
-    args.dv = MakeTensorMap(args.dv_sum, DType::kFloat32, one, shape.k_len, splits.sums, kWarpRows);
+    const auto make = [&](float* sums, int64_t columns, AttentionOperand* sum, CUtensorMap* map) {
+      *sum = {sums, 0, columns, shape.k_len * columns};
+      *map =
+          MakeTensorMap(*sum, DType::kFloat32, {1, shape.k_len, splits.sums, columns}, kWarpRows);
+    };
+    make(scratch.sums, head_dim, &args.dk_sum, &args.dk);
+    make(scratch.sums + splits.sums * shape.k_len * head_dim, value_dim, &args.dv_sum, &args.dv);
   }
   args.first_dq = Heads(params.dq.first);
   args.dq_sum = params.dq.sum;
@@ -122,7 +128,8 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   args.head_splits = static_cast<int>(splits.splits);
   args.heads_per_block = static_cast<int>(shape.num_heads / shape.num_kv_heads) / args.head_splits;
   args.batch_splits = static_cast<int>(shape.batch * shape.num_kv_heads) * args.head_splits;
-  args.head_dim = static_cast<int>(shape.head_dim);
+  args.head_dim = static_cast<int>(head_dim);
+  args.value_dim = static_cast<int>(value_dim);
   args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
   args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args.scale = static_cast<float>(shape.softmax_scale);
@@ -139,7 +146,7 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   work.deterministic = params.deterministic;
   work.q_len = shape.q_len;
   work.most_queries = shape.visible.most_queries;
-  work.row_bytes = int64_t{Traits::kHeadDim} * 8;
+  work.row_bytes = int64_t{Traits::kHeadDim} * 6 + Traits::kValueDim * 2;
   work.heads_per_block = args.heads_per_block;
   work.key_tiles = args.key_tiles;
   work.splits = args.batch_splits;

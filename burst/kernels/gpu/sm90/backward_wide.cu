@@ -1,5 +1,6 @@
-// The backward of wide heads. At a head_dim of 256, dK and dV of 64 keys would take 256 registers
-// of each thread. So there are two passes over the tiles of backward.cu:
+// The backward of wide heads, and of heads whose v has another width. At a head_dim of 256, dK and
+// dV of 64 keys would take 256 registers of each thread. So there are two passes over the tiles of
+// backward.cu:
 //
 //   dV      S^T = K Q^T, P^T = exp2(c S^T - lse), dV += P^T dO
 //   dK, dQ  S^T and P^T again, dP^T = V dO^T, dS^T = P^T (dP^T - delta),
@@ -26,10 +27,12 @@ namespace {
 template <class Traits>
 __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<Traits>& shared,
                                           const KeyTile& keys, int consumer,
-                                          float (&dv)[Traits::kHeadDim / 2]) {
+                                          float (&dv)[Traits::kValueDim / 2]) {
   using Element = typename Traits::Element;
-  constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  constexpr int kBlockM = Traits::kBlockM;
+  constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
   using QTile = Tile<kBlockM, kHeadDim>;
+  using DoutTile = Tile<kBlockM, kValueDim>;
   using KTile = Tile<Traits::kBlockN, kHeadDim>;
   const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
@@ -50,8 +53,8 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
     Wait(&shared.dout_full[dout_slot.stage], dout_slot.parity);
     PinRegisters(p_operand);
     WgmmaFence();
-    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(
-        dv, p_operand, shared.dout[dout_slot.stage].At(0), QTile::kBlockBytes, true);
+    MatmulRegisterShared<Element, kValueDim, kBlockM, Major::kMN>(
+        dv, p_operand, shared.dout[dout_slot.stage].At(0), DoutTile::kBlockBytes, true);
     WgmmaCommit();
   };
   const auto exponentiate = [&] {  // once S^T is there
@@ -98,10 +101,12 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
                                           float (&dk)[Traits::kHeadDim / 2]) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   using Element = typename Traits::Element;
-  constexpr int kHeadDim = Traits::kHeadDim;
+  constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
   static_assert(DqParts<Traits>::kSecond == 64, "");
   using QTile = Tile<kBlockM, kHeadDim>;
+  using DoutTile = Tile<kBlockM, kValueDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
+  using VTile = Tile<kBlockN, kValueDim>;
   using DsTile = Tile<kBlockM, kBlockN>;
   constexpr int kExchangeBarrier = 1, kReadBarrier = 2;
   const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
@@ -130,9 +135,9 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     uint32_t ds_operand[kBlockM / 4];
     Wait(&shared.dout_full[slot.stage], slot.parity);
     WgmmaFence();
-    MatmulSharedShared<Element, kBlockM, kHeadDim>(
-        ds, shared.v.At(consumer * 64), KTile::kBlockBytes, shared.dout[slot.stage].At(0),
-        QTile::kBlockBytes,
+    MatmulSharedShared<Element, kBlockM, kValueDim>(
+        ds, shared.v.At(consumer * 64), VTile::kBlockBytes, shared.dout[slot.stage].At(0),
+        DoutTile::kBlockBytes,
         false);  // dP^T = V dO^T
     WgmmaCommit();
     Wait(&shared.q_full[slot.stage], slot.parity);
@@ -193,8 +198,10 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
                                               float (&dk)[Traits::kHeadDim / 2]) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   using Element = typename Traits::Element;
-  constexpr int kHeadDim = Traits::kHeadDim, kSecond = DqParts<Traits>::kSecond;
+  constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
+  constexpr int kSecond = DqParts<Traits>::kSecond;
   using QTile = Tile<kBlockM, kHeadDim>;
+  using DoutTile = Tile<kBlockM, kValueDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
   using DsTile = Tile<kBlockM, kBlockN>;
   constexpr int kReadBarrier = 2;
@@ -203,7 +210,7 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
   const float scale_log2 = args.scale * kLog2E;
   const uint32_t ds_place = DsPlace(shared, consumer, warp, lane);
   const uint32_t dq_place = DqPlace(shared, consumer, warp, lane);
-  uint32_t v_operand[kHeadDim / 4];
+  uint32_t v_operand[kValueDim / 4];
   LoadOperand(shared.v, consumer * 64, v_operand);
   NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // from here on V's place is dQ's
   float first_dq[32], second_dq[kSecond / 2];
@@ -243,8 +250,8 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
                                                    KTile::kBlockBytes, q.At(0), QTile::kBlockBytes,
                                                    false);  // S^T = K Q^T
     WgmmaCommit();
-    MatmulRegisterShared<Element, kBlockM, kHeadDim, Major::kK>(
-        ds, v_operand, shared.dout[stage].At(0), QTile::kBlockBytes, false);  // dP^T = V dO^T
+    MatmulRegisterShared<Element, kBlockM, kValueDim, Major::kK>(
+        ds, v_operand, shared.dout[stage].At(0), DoutTile::kBlockBytes, false);  // dP^T = V dO^T
     WgmmaCommit();
     WgmmaWait<1>();
     PinRegisters(p);
@@ -313,7 +320,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     for (Barrier& full : shared.ds_full) InitBarrier(&full, Traits::kConsumerWarps);
     InitBarrier(&shared.keys_scanned, 2);
     FenceBarrierInit();
-    ArriveExpectBytes(&shared.kv_full, (Traits::kDk ? 2 : 1) * KTile::kBytes);
+    ArriveExpectBytes(&shared.kv_full, KTile::kBytes + (Traits::kDk ? sizeof(shared.v) : 0));
     LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
     if constexpr (Traits::kDk) {
       LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
@@ -349,9 +356,10 @@ __global__ __launch_bounds__(Traits::kThreads,
   } else {
     IncreaseRegisters<Traits::kConsumerRegisters>();
     const int consumer = warpgroup - 1;
-    float sum[Traits::kHeadDim / 2];  // dV or dK: [64, kHeadDim]
+    constexpr int kSumDim = Traits::kSumDim;
+    float sum[kSumDim / 2];  // dV or dK: [64, kSumDim]
 #pragma unroll
-    for (int i = 0; i < Traits::kHeadDim / 2; ++i) sum[i] = 0;
+    for (int i = 0; i < kSumDim / 2; ++i) sum[i] = 0;
     Wait(&shared.kv_full, 0);
     if constexpr (Traits::kLateDq) {
       ConsumeDkLate<Traits>(args, shared, keys, consumer, sum);
@@ -362,7 +370,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
     // The sum is stored from the places of K, Q and dO, once no thread reads these any more.
     NamedBarrierSync(1, 2 * kWarpgroupSize);
-    constexpr int kPartBytes = kWgmmaM * Traits::kHeadDim * sizeof(float);  // of a consumer
+    constexpr int kPartBytes = kWgmmaM * kSumDim * sizeof(float);  // of a consumer
     static_assert(Traits::kConsumers * kPartBytes <=
                       offsetof(WideShared<Traits>, ds) - offsetof(WideShared<Traits>, k),
                   "");
@@ -375,9 +383,9 @@ __global__ __launch_bounds__(Traits::kThreads,
     const GradientStep step =
         MakeGradientStep<Traits>(args, keys, consumer * 4 + thread / kWarpSize % 4);
     WaitForTurn(args, step);
-    StoreGradient<typename Traits::Element, Traits::kHeadDim>(
+    StoreGradient<typename Traits::Element, kSumDim>(
         args, Traits::kDk ? args.dk : args.dv, Traits::kDk ? args.dk_sum : args.dv_sum,
-        Traits::kDk ? args.dk_out : args.dv_out,
+        Traits::kDk ? args.dk_out : args.dv_out, Traits::kDk ? args.head_dim : args.value_dim,
         SharedAddress(&shared.k) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
         sum, Traits::kDk && !Traits::kScaleDs ? args.scale : 1, thread % kWarpSize, row, keys,
         step);

@@ -20,10 +20,12 @@ struct WideShared {
     alignas(1024) float data[Traits::kBlockM * kFloatBoxColumns];
   };
 
-  IfDk<Tile<Traits::kBlockN, Traits::kHeadDim>> v;  // with kLateDq also dQ, see Dq
+  // V; with kLateDq it has as many columns as dQ, which takes its place (see Dq), the last ones
+  // zero.
+  IfDk<Tile<Traits::kBlockN, Traits::kLateDq ? Traits::kHeadDim : Traits::kValueDim>> v;
   Tile<Traits::kBlockN, Traits::kHeadDim> k;
   Tile<Traits::kBlockM, Traits::kHeadDim> q[Traits::kStages];
-  Tile<Traits::kBlockM, Traits::kHeadDim> dout[Traits::kStages];
+  Tile<Traits::kBlockM, Traits::kValueDim> dout[Traits::kStages];
   IfDk<Tile<Traits::kBlockM, Traits::kBlockN>> ds[Traits::kLateDq ? 2 : 1];
   std::conditional_t<Traits::kDk && !Traits::kLateDq, DqPart, Nothing> dq[Traits::kConsumers];
   RowStatistics<Traits> rows[Traits::kStages];
@@ -68,20 +70,21 @@ template <class Traits>
 __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Traits>& shared,
                                          const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
+  using DoutTile = Tile<Traits::kBlockM, Traits::kValueDim>;
   RingSlot<Traits::kStages> slot;
   ForEachQueryTile<Traits>(args, keys, shared.tiles, [&](int head, int tile, int) {
     if constexpr (Traits::kLateDq) {
       Barrier* const full = &shared.q_full[slot.stage];
       Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
-      ArriveExpectBytes(full, 2 * QTile::kBytes);
+      ArriveExpectBytes(full, QTile::kBytes + DoutTile::kBytes);
       LoadTile(shared.q[slot.stage], args.q, full, tile * Traits::kBlockM, head, keys.batch);
       LoadTile(shared.dout[slot.stage], args.dout, full, tile * Traits::kBlockM, head, keys.batch);
       slot.Advance();
       return;
     }
-    const auto load = [&](QTile& to, const CUtensorMap& from, Barrier* full, Barrier* empty) {
+    const auto load = [&](auto& to, const CUtensorMap& from, Barrier* full, Barrier* empty) {
       Wait(empty, slot.parity ^ 1);
-      ArriveExpectBytes(full, QTile::kBytes);
+      ArriveExpectBytes(full, std::remove_reference_t<decltype(to)>::kBytes);
       LoadTile(to, from, full, tile * Traits::kBlockM, head, keys.batch);
     };
     const auto load_q = [&] {

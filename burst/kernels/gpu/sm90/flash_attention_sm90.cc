@@ -16,7 +16,7 @@ MaskForm MaskOf(const FlashAttentionShape& shape) {
 }
 
 Call CallOf(const FlashAttentionShape& shape, bool ordered = false) {
-  return {shape.head_dim, shape.q_len, shape.k_len, MaskOf(shape), shape.visible.most_queries,
+  return {shape.widths(), shape.q_len, shape.k_len, MaskOf(shape), shape.visible.most_queries,
           ordered};
 }
 

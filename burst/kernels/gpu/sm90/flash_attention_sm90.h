@@ -1,6 +1,6 @@
 // Attention on Hopper (wgmma, TMA): bfloat16 or float16 operands, float32 statistics and
-// accumulation. It serves any lengths, and any head_dim that is a multiple of 8 up to 256. Full
-// speed: 64, 128, 192, 256, and 96 in the forward.
+// accumulation. It serves any lengths, and the widths of HopperKernelsServe (limits.h). Full speed:
+// a head_dim of 64, 128, 192, 256, and 96 in the forward; 192 with a value_dim of 128.
 //
 // See burst/kernels/flash_attention.h for the semantics. gpu/calls.cc checks every call. Calls are
 // queued on the thread's stream.

@@ -32,13 +32,13 @@ namespace {
 template <class Traits>
 __device__ __forceinline__ void ForwardResume(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row, OnlineSoftmax& softmax,
-                                              float (&o)[Traits::kHeadDim / 2]) {
+                                              float (&o)[Traits::kValueDim / 2]) {
   const float* lse_row = LseRow(args, tile, first_row);
   const float* row =
       static_cast<const float*>(args.sum.data) + Offset(args.sum, tile.batch, tile.head, first_row);
   const bool valid[2] = {first_row < args.q_len, first_row + 8 < args.q_len};
-  LoadRowFloat<0, Traits::kHeadDim>(row, valid[0], args.head_dim, o);
-  LoadRowFloat<1, Traits::kHeadDim>(row + 8 * args.sum.seq_stride, valid[1], args.head_dim, o);
+  LoadRowFloat<0, Traits::kValueDim>(row, valid[0], args.value_dim, o);
+  LoadRowFloat<1, Traits::kValueDim>(row + 8 * args.sum.seq_stride, valid[1], args.value_dim, o);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float lse = valid[r] ? __ldcg(lse_row + 8 * r) : -INFINITY;
@@ -51,9 +51,9 @@ __device__ __forceinline__ void ForwardResume(const ForwardArgs& args, const Til
 template <class Traits>
 __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row, OnlineSoftmax& softmax,
-                                              const float (&o)[Traits::kHeadDim / 2],
+                                              const float (&o)[Traits::kValueDim / 2],
                                               uint32_t staging) {
-  constexpr int kHeadDim = Traits::kHeadDim;
+  constexpr int kValueDim = Traits::kValueDim;
   using Element = typename Traits::Element;
   if (LeaveToRepair<Traits>(args, tile, first_row, o)) return;
   float* lse_row = LseRow(args, tile, first_row);
@@ -76,23 +76,25 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
   if (Traits::kStoreByTma && !args.out_is_float) {
-    StoreWarpRows<Element, kHeadDim>(args.out_map, staging,
-                                     Tile<Traits::kBlockM, kHeadDim>::kBlockBytes, o, factor,
-                                     threadIdx.x % kWarpSize, first_row, tile.head, tile.batch);
+    StoreWarpRows<Element, kValueDim>(args.out_map, staging, ForwardTiles<Traits>::Q::kBlockBytes,
+                                      o, factor, threadIdx.x % kWarpSize, first_row, tile.head,
+                                      tile.batch);
     return;
   }
   const int64_t offset = Offset(args.out, tile.batch, tile.head, first_row);
-  StoreRows<Element, kHeadDim>(args.out_is_float, o, factor, args.out, offset, valid,
-                               args.head_dim);
+  StoreRows<Element, kValueDim>(args.out_is_float, o, factor, args.out, offset, valid,
+                                args.value_dim);
 }
 
 template <class Traits>
 __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
                                                ForwardShared<Traits>& shared, int consumer) {
-  constexpr int kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
+  constexpr int kBlockN = Traits::kBlockN;
+  constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
   using Element = typename Traits::Element;
   using QTile = typename ForwardTiles<Traits>::Q;
   using KTile = typename ForwardTiles<Traits>::K;
+  using VTile = typename ForwardTiles<Traits>::V;
   constexpr int kTurnThreads = 2 * kWarpgroupSize;
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Traits::kConsumers;
   const int thread = threadIdx.x % kWarpgroupSize;
@@ -102,7 +104,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   if (consumer == Traits::kConsumers - 1) NamedBarrierArrive(next_turn, kTurnThreads);
 
   float s[kBlockN / 2];     // [64, kBlockN]
-  float o[kHeadDim / 2];    // [64, kHeadDim]
+  float o[kValueDim / 2];   // [64, kValueDim]
   uint32_t p[kBlockN / 4];  // [64, kBlockN] of Element
   OnlineSoftmax softmax;
 
@@ -116,8 +118,8 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   const auto issue_o = [&] {  // O += P V
     PinRegisters(p);
     WgmmaFence();
-    MatmulRegisterShared<Element, kHeadDim, kBlockN, Major::kMN>(o, p, shared.v[v_slot.stage].At(0),
-                                                                 KTile::kBlockBytes, true);
+    MatmulRegisterShared<Element, kValueDim, kBlockN, Major::kMN>(
+        o, p, shared.v[v_slot.stage].At(0), VTile::kBlockBytes, true);
     WgmmaCommit();
   };
 
@@ -179,7 +181,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
     } else {
       softmax.Reset();
 #pragma unroll
-      for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0;
+      for (int i = 0; i < kValueDim / 2; ++i) o[i] = 0;
     }
 
     int block = tile.block_end - 1;
@@ -283,19 +285,20 @@ template <class Traits>
 void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
   const FlashAttentionShape& shape = params.shape;
   const auto map = [&](const AttentionOperand& tensor, int64_t seqlen, int64_t heads,
-                       int box_rows) {
-    return MakeTensorMap(tensor, shape.dtype, shape, seqlen, heads, box_rows);
+                       int64_t columns, int box_rows) {
+    return MakeTensorMap(tensor, shape.dtype, {shape.batch, seqlen, heads, columns}, box_rows);
   };
+  const int64_t head_dim = shape.head_dim, value_dim = shape.value_dim;
   ForwardArgs args;
-  SetForwardArgs<Traits>(params, counters, Traits::kHeadDim * 4, &args);
-  args.q = map(params.q, shape.q_len, shape.num_heads, Traits::kBlockM);
+  SetForwardArgs<Traits>(params, counters, (Traits::kHeadDim + Traits::kValueDim) * 2, &args);
+  args.q = map(params.q, shape.q_len, shape.num_heads, head_dim, Traits::kBlockM);
   args.k = args.v = args.q;  // not read without keys
   if (shape.k_len > 0) {
-    args.k = map(params.k, shape.k_len, shape.num_kv_heads, Traits::kBlockN);
-    args.v = map(params.v, shape.k_len, shape.num_kv_heads, Traits::kBlockN);
+    args.k = map(params.k, shape.k_len, shape.num_kv_heads, head_dim, Traits::kBlockN);
+    args.v = map(params.v, shape.k_len, shape.num_kv_heads, value_dim, Traits::kBlockN);
   }
   if (Traits::kStoreByTma && !args.out_is_float) {
-    args.out_map = map(params.out, shape.q_len, shape.num_heads, kWarpRows);
+    args.out_map = map(params.out, shape.q_len, shape.num_heads, value_dim, kWarpRows);
   }
   StartForward<Traits>(ForwardKernel<Traits>, args, params.non_persistent);
 }

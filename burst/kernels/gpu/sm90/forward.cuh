@@ -42,7 +42,7 @@ struct ForwardArgs {
   const float* sinks;
   KeyRanges visible;
   KeyBlocks blocks;
-  int q_len, k_len, num_heads, batch_heads, heads_per_kv, head_dim;
+  int q_len, k_len, num_heads, batch_heads, heads_per_kv, value_dim;
   int tiles, tile_rows;  // all tiles; the tiles of one head
   int group;             // heads whose K and V share the L2 cache
   float scale, inverse_scale;
@@ -57,7 +57,8 @@ struct ForwardTiles {
   static constexpr int kColumns = Traits::kHeadDim / (Traits::kFp8 ? 2 : 1);
   using Q = Tile<Traits::kBlockM, kColumns>;
   using K = Tile<Traits::kBlockN, kColumns>;
-  using V = std::conditional_t<Traits::kFp8, Tile<Traits::kHeadDim, Traits::kBlockN / 2>, K>;
+  using V = std::conditional_t<Traits::kFp8, Tile<Traits::kValueDim, Traits::kBlockN / 2>,
+                               Tile<Traits::kBlockN, Traits::kValueDim>>;
 };
 
 template <class Traits>
@@ -145,7 +146,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     Barrier* full = &shared.v_full[v_slot.stage];
     Wait(&shared.v_empty[v_slot.stage], v_slot.parity ^ 1);
     ArriveExpectBytes(full, ForwardTiles<Traits>::V::kBytes);
-    if constexpr (Traits::kFp8) {  // [head_dim, keys]
+    if constexpr (Traits::kFp8) {  // [value_dim, keys]
       TmaLoad<Traits::kKeepKeys>(shared.v[v_slot.stage].data, args.v, full, first_key(block), 0,
                                  tile.kv_head, tile.batch);
     } else {
@@ -222,9 +223,9 @@ __device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo
 template <class Traits>
 __device__ __forceinline__ bool LeaveToRepair(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row,
-                                              const float (&o)[Traits::kHeadDim / 2]) {
+                                              const float (&o)[Traits::kValueDim / 2]) {
   if (!Traits::kRanges || args.marks == nullptr) return false;
-  if (!cuda::IsPoisoned<Traits::kHeadDim>(o)) return false;
+  if (!cuda::IsPoisoned<Traits::kValueDim>(o)) return false;
   const int lane = threadIdx.x % kWarpSize, row = first_row - lane / 4;
   if (lane == 0 && row < args.q_len) {
     const int64_t head = static_cast<int64_t>(tile.batch) * args.num_heads + tile.head;
@@ -278,7 +279,7 @@ void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t
   args->num_heads = static_cast<int>(shape.num_heads);
   args->batch_heads = static_cast<int>(shape.batch * shape.num_heads);
   args->heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
-  args->head_dim = static_cast<int>(shape.head_dim);
+  args->value_dim = static_cast<int>(shape.value_dim);
   args->tile_rows = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args->tiles = args->tile_rows * args->batch_heads;
   args->scale = static_cast<float>(shape.softmax_scale);

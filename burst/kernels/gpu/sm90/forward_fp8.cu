@@ -83,8 +83,8 @@ __device__ __forceinline__ void Fp8ForwardResume(const Fp8ForwardArgs& args, con
   const float* row =
       static_cast<const float*>(args.sum.data) + Offset(args.sum, tile.batch, tile.head, first_row);
   const bool valid[2] = {first_row < args.q_len, first_row + 8 < args.q_len};
-  LoadRowFloat<0, 128>(row, valid[0], args.head_dim, o);
-  LoadRowFloat<1, 128>(row + 8 * args.sum.seq_stride, valid[1], args.head_dim, o);
+  LoadRowFloat<0, 128>(row, valid[0], args.value_dim, o);
+  LoadRowFloat<1, 128>(row + 8 * args.sum.seq_stride, valid[1], args.value_dim, o);
 #pragma unroll
   for (float& x : o) x *= kLargestP;
 #pragma unroll
@@ -122,7 +122,7 @@ __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, con
   }
   StoreRows<typename Traits::Element, 128>(args.out_is_float, o, factor, args.out,
                                            Offset(args.out, tile.batch, tile.head, first_row),
-                                           valid, args.head_dim);
+                                           valid, args.value_dim);
 }
 
 // Returns the thread's first row, computed again wherever it is needed, to save a register.

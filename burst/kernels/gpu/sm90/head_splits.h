@@ -26,7 +26,8 @@ inline constexpr int64_t kBackwardWarps = 8;      // warps of a tile, each with 
 struct HeadSplits {
   int64_t splits = 1;  // blocks for a tile of keys and a KV head
   // The kernel allocates sums where dK and dV are assigned, because its caller has none. They are
-  // fp32 [sums, k_len, head_dim] for dK, then as many for dV. KV heads reuse them in turn.
+  // fp32 [sums, k_len, head_dim] for dK, then [sums, k_len, value_dim] for dV. KV heads reuse them
+  // in turn.
   int64_t sums = 0;
   int64_t sum_floats = 0;
   int64_t counters = 0;  // int32 for the turns of every sum, tile and warp: dV's, then dK's
@@ -78,7 +79,7 @@ inline HeadSplits HeadSplitsOf(const FlashBackwardParams& params) {
     const int64_t blocks = std::max<int64_t>(1, result.splits * tiles);
     sums = (4 * kMultiprocessors + blocks - 1) / blocks;
     sums = result.sums = std::min(std::max<int64_t>(4, sums), kv_heads);
-    result.sum_floats = 2 * sums * s.k_len * s.head_dim;
+    result.sum_floats = sums * s.k_len * (s.head_dim + s.value_dim);
   }
   result.counters = 2 * sums * tiles * kBackwardWarps;
   return result;

@@ -22,10 +22,6 @@ Encode FindEncode() {
   return reinterpret_cast<Encode>(function);
 }
 
-struct Extents {
-  int64_t columns, rows, heads, batch;
-};
-
 CUtensorMap Make(const AttentionOperand& tensor, CUtensorMapDataType type, int64_t element_bytes,
                  const Extents& of, int box_rows) {
   static const Encode encode = FindEncode();
@@ -56,20 +52,18 @@ CUtensorMap Make(const AttentionOperand& tensor, CUtensorMapDataType type, int64
 
 }  // namespace
 
-CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype,
-                          const FlashAttentionShape& shape, int64_t seqlen, int64_t num_heads,
+CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype, const Extents& extents,
                           int box_rows) {
   const CUtensorMapDataType type = dtype == DType::kFloat32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return Make(tensor, type, SizeOf(dtype), {shape.head_dim, seqlen, num_heads, shape.batch},
-              box_rows);
+  return Make(tensor, type, SizeOf(dtype), extents, box_rows);
 }
 
 CUtensorMap MakeByteTensorMap(void* data, int64_t columns, int64_t rows, int64_t num_heads,
                               int64_t batch, int box_rows) {
   const AttentionOperand tensor = {data, num_heads * rows * columns, columns, rows * columns};
-  return Make(tensor, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, {columns, rows, num_heads, batch},
+  return Make(tensor, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, {batch, rows, num_heads, columns},
               box_rows);
 }
 

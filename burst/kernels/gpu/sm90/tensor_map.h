@@ -10,12 +10,15 @@
 namespace burst {
 namespace sm90 {
 
-// Makes the map of `tensor`: [batch, seqlen, num_heads, head_dim] of bfloat16, float16 or float32,
-// with batch and head_dim from `shape`. A copy moves box_rows rows of 128 bytes of one head to a
-// block of shared memory in the 128-byte swizzle (wgmma.cuh). Reads beyond the tensor give zeros;
-// writes beyond it are dropped.
-CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype,
-                          const FlashAttentionShape& shape, int64_t seqlen, int64_t num_heads,
+// The sizes of a tensor [batch, rows, heads, columns].
+struct Extents {
+  int64_t batch, rows, heads, columns;
+};
+
+// Makes the map of a tensor of bfloat16, float16 or float32. A copy moves box_rows rows of 128
+// bytes of one head to a block of shared memory in the 128-byte swizzle (wgmma.cuh). Reads beyond
+// the tensor give zeros; writes beyond it are dropped.
+CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype, const Extents& extents,
                           int box_rows);
 
 // Makes the map of a tensor of 1-byte elements: [batch, num_heads, rows, columns], contiguous,

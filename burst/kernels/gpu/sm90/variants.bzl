@@ -4,7 +4,7 @@ The build compiles each row into an object of its own (BUILD). variants.h makes 
 
 The first row of a pass that fits a call computes it. A row fits if its head_dim is at least the
 call's, if the masks are equal, and if `when` holds. Call in variant_choice.h has the names that
-`when` uses.
+`when` uses. A head_dim that is a pair is (head_dim, value_dim), for calls whose v has another width.
 
 A row is (name, head_dim, mask, tiles, when). The mask is kFull (every key), kRanges (KeyRanges) or
 kLists (KeyBlocks). Each table says what its tiles are. docs/kernels.md explains the kernels.
@@ -30,6 +30,7 @@ FORWARD = [
     ("ForwardD128FullMedium", 128, "kFull", [2, 160, 2, 2], "k_len <= 4096"),
     ("ForwardD128Full", 128, "kFull", [2, 176, 1, 2], ALWAYS),
     ("ForwardD192Full", 192, "kFull", [2, 112, 1, 2], ALWAYS),
+    ("ForwardD192V128Full", (192, 128), "kFull", [2, 128, 1, 2], ALWAYS),
     ("ForwardD256Full", 256, "kFull", [2, 80, 1, 2], ALWAYS),
     ("ForwardD64RangesShort", 64, "kRanges", [2, 128, 2, 4], SHORT),
     ("ForwardD64Ranges", 64, "kRanges", [3, 128, 2, 4], ALWAYS),
@@ -38,12 +39,14 @@ FORWARD = [
     ("ForwardD128RangesShort", 128, "kRanges", [2, 128, 2, 2], "k_len < 8192 || (most_queries > 0 && most_queries < 8192)"),
     ("ForwardD128Ranges", 128, "kRanges", [2, 160, 2, 2], ALWAYS),
     ("ForwardD192Ranges", 192, "kRanges", [2, 112, 1, 2], ALWAYS),
+    ("ForwardD192V128Ranges", (192, 128), "kRanges", [2, 128, 1, 2], ALWAYS),
     ("ForwardD256Ranges", 256, "kRanges", [2, 80, 1, 2], ALWAYS),
     # Lists have blocks of 128 queries and 128 keys. A tile takes all keys of a block, or half of them.
     ("ForwardD64Lists", 64, "kLists", [2, 128, 2, 4], ALWAYS),
     ("ForwardD96Lists", 96, "kLists", [2, 128, 2, 2], ALWAYS),
     ("ForwardD128Lists", 128, "kLists", [2, 128, 2, 2], ALWAYS),
     ("ForwardD192Lists", 192, "kLists", [2, 64, 1, 2], ALWAYS),
+    ("ForwardD192V128Lists", (192, 128), "kLists", [2, 128, 1, 2], ALWAYS),
     ("ForwardD256Lists", 256, "kLists", [2, 64, 1, 2], ALWAYS),
 ]
 
@@ -77,6 +80,9 @@ BACKWARD_DV = [
     ("BackwardD192DvFull", 192, "kFull", ["false"], ALWAYS),
     ("BackwardD192DvRanges", 192, "kRanges", ["false"], ALWAYS),
     ("BackwardD192DvLists", 192, "kLists", ["false"], ALWAYS),
+    ("BackwardD192V128DvFull", (192, 128), "kFull", ["false"], ALWAYS),
+    ("BackwardD192V128DvRanges", (192, 128), "kRanges", ["false"], ALWAYS),
+    ("BackwardD192V128DvLists", (192, 128), "kLists", ["false"], ALWAYS),
     ("BackwardD256DvFull", 256, "kFull", ["false"], ALWAYS),
     ("BackwardD256DvRanges", 256, "kRanges", ["false"], ALWAYS),
     ("BackwardD256DvLists", 256, "kLists", ["false"], ALWAYS),
@@ -85,6 +91,9 @@ BACKWARD_DK = [
     ("BackwardD192DkFull", 192, "kFull", ["true"], ALWAYS),
     ("BackwardD192DkRanges", 192, "kRanges", ["true"], ALWAYS),
     ("BackwardD192DkLists", 192, "kLists", ["true"], ALWAYS),
+    ("BackwardD192V128DkFull", (192, 128), "kFull", ["true"], ALWAYS),
+    ("BackwardD192V128DkRanges", (192, 128), "kRanges", ["true"], ALWAYS),
+    ("BackwardD192V128DkLists", (192, 128), "kLists", ["true"], ALWAYS),
     ("BackwardD256DkFull", 256, "kFull", ["true"], ALWAYS),
     ("BackwardD256DkRanges", 256, "kRanges", ["true"], ALWAYS),
     ("BackwardD256DkLists", 256, "kLists", ["true"], ALWAYS),
@@ -115,13 +124,15 @@ _variant_table = rule(
 def variant_table(name):
     """Writes the tables as macros BURST_SM90_FORWARD(X) etc.
 
-    Each is a sequence of X(name, head_dim, mask, when, tiles...).
+    Each is a sequence of X(name, head_dim, value_dim, mask, when, tiles...).
     """
     lines = ["// Written by the build from variants.bzl.", "#pragma once", ""]
     for table, rows in TABLES.items():
         lines.append("#define BURST_SM90_%s(X) \\" % table)
         for row in rows:
-            arguments = [row[0], str(row[1]), row[2], row[4]] + [str(tile) for tile in row[3]]
+            widths = row[1] if type(row[1]) == "tuple" else (row[1], row[1])
+            arguments = [row[0]] + [str(width) for width in widths] + [row[2], row[4]]
+            arguments += [str(tile) for tile in row[3]]
             lines.append("  X(%s) \\" % ", ".join(arguments))
         lines.append("")
     _variant_table(name = name, content = "\n".join(lines) + "\n")

@@ -13,11 +13,13 @@
 namespace burst {
 namespace sm90 {
 
-template <class Element_, int kHeadDim_, int kConsumers_, int kBlockN_, int kQStages_, int kStages_,
-          MaskForm kForm>
+template <class Element_, int kHeadDim_, int kValueDim_, int kConsumers_, int kBlockN_,
+          int kQStages_, int kStages_, MaskForm kForm>
 struct ForwardTraits {
   using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;       // padded with zeros by the TMA
+  // Both widths are padded with zeros by the TMA.
+  static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
+  static_assert(kValueDim <= kHeadDim, "O leaves from Q's place");
   static constexpr int kConsumers = kConsumers_;   // warpgroups
   static constexpr int kBlockM = kConsumers * 64;  // queries
   static constexpr int kBlockN = kBlockN_;         // keys
@@ -56,7 +58,8 @@ void LaunchForward(const FlashForwardParams& params, int32_t* counters);
 template <class Element_, MaskForm kForm>
 struct Fp8ForwardTraits {
   using Element = Element_;
-  static constexpr int kHeadDim = 128;             // padded with zeros by the quantization
+  // Both widths are padded with zeros by the quantization.
+  static constexpr int kHeadDim = 128, kValueDim = 128;
   static constexpr int kConsumers = 2;             // warpgroups
   static constexpr int kBlockM = kConsumers * 64;  // queries
   static constexpr int kBlockN = 128;              // keys
@@ -81,13 +84,15 @@ template <class Traits>
 void LaunchFp8Forward(const FlashForwardParams& params, const Fp8Operands& operands,
                       int32_t* counters);
 
-template <class Element_, int kHeadDim_, int kBlockM_, MaskForm kForm, bool kEarly_ = false,
-          bool kOrdered = false>
+template <class Element_, int kHeadDim_, int kValueDim_, int kBlockM_, MaskForm kForm, bool kEarly_,
+          bool kOrdered>
 struct BackwardTraits {
   using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
-  static constexpr int kBlockM = kBlockM_;    // queries
-  static constexpr int kBlockN = 128;         // keys
+  // Both widths are padded with zeros by the TMA.
+  static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
+  static_assert(kHeadDim == kValueDim, "other heads take two passes");
+  static constexpr int kBlockM = kBlockM_;  // queries
+  static constexpr int kBlockN = 128;       // keys
   static constexpr int kStages = 2;
   static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
@@ -131,14 +136,16 @@ template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
 // Wide heads take two passes, dV, then dK and dQ: their dK and dV do not both fit registers.
-template <class Element_, int kHeadDim_, bool kDk_, MaskForm kForm>
+template <class Element_, int kHeadDim_, int kValueDim_, bool kDk_, MaskForm kForm>
 struct WideBackwardTraits {
   using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
-  static constexpr int kBlockM = 64;          // queries
-  static constexpr int kBlockN = 128;         // keys
-  static constexpr bool kDk = kDk_;           // true: the pass for dK and dQ; false: for dV
-  static constexpr bool kTurnFirst = false;   // this and kScaleDs: see BackwardTraits
+  // Both widths are padded with zeros by the TMA.
+  static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
+  static constexpr int kBlockM = 64;   // queries
+  static constexpr int kBlockN = 128;  // keys
+  static constexpr bool kDk = kDk_;    // true: the pass for dK and dQ; false: for dV
+  static constexpr int kSumDim = kDk ? kHeadDim : kValueDim;  // columns of the pass's dK or dV
+  static constexpr bool kTurnFirst = false;  // this and kScaleDs: see BackwardTraits
   // Computes dQ one step after its operands, and keeps V in registers.
   static constexpr bool kLateDq = kDk && kHeadDim <= 192;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
@@ -162,14 +169,16 @@ void LaunchWideBackward(const FlashBackwardParams& params, const BackwardScratch
 // The variants of variants.bzl for Element: BFloat16 or Float16.
 template <class Element>
 struct Variants {
-#define BURST_FORWARD(name, head_dim, mask, when, consumers, keys, q_stages, stages) \
-  using name = ForwardTraits<Element, head_dim, consumers, keys, q_stages, stages, MaskForm::mask>;
-#define BURST_FORWARD_FP8(name, head_dim, mask, when) \
+#define BURST_FORWARD(name, head_dim, value_dim, mask, when, consumers, keys, q_stages, stages) \
+  using name = ForwardTraits<Element, head_dim, value_dim, consumers, keys, q_stages, stages,   \
+                             MaskForm::mask>;
+#define BURST_FORWARD_FP8(name, head_dim, value_dim, mask, when) \
   using name = Fp8ForwardTraits<Element, MaskForm::mask>;
-#define BURST_BACKWARD(name, head_dim, mask, when, queries, early, ordered) \
-  using name = BackwardTraits<Element, head_dim, queries, MaskForm::mask, early, ordered>;
-#define BURST_BACKWARD_WIDE(name, head_dim, mask, when, dk) \
-  using name = WideBackwardTraits<Element, head_dim, dk, MaskForm::mask>;
+#define BURST_BACKWARD(name, head_dim, value_dim, mask, when, queries, early, ordered) \
+  using name =                                                                         \
+      BackwardTraits<Element, head_dim, value_dim, queries, MaskForm::mask, early, ordered>;
+#define BURST_BACKWARD_WIDE(name, head_dim, value_dim, mask, when, dk) \
+  using name = WideBackwardTraits<Element, head_dim, value_dim, dk, MaskForm::mask>;
 
   BURST_SM90_FORWARD(BURST_FORWARD)
   BURST_SM90_FORWARD_FP8(BURST_FORWARD_FP8)
