@@ -210,7 +210,6 @@ constexpr TrainConflict kConflicts[] = {
     // Conflicts of options that save memory.
     {kFfnChunk, kTensorParallel, "the ranks exchange all tokens around a feed-forward", kLeaveOut},
     {kHeadChunk, kTensorParallel, "the heads are divided between the ranks already", kLeaveOut},
-    {kTensorParallel, kAllHeadsNorm, "a rank has some of the heads", "give --sp, --dp or --pp"},
     {kHeadChunk, kAllHeadsNorm, "a group has some of the heads", kLeaveOut},
     {kRecomputeSequence, kHeadChunk, "attention in groups of heads stores no part of its result",
      "give selective or full, or leave --head_chunk out"},
