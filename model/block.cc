@@ -55,6 +55,7 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer)
       qkv_(scope, "attention.qkv",
            {scope.config.heads, scope.config.kv_heads, scope.config.kv_heads}, head_dim_,
            scope.config.has_qkv_bias()),
+      norms_all_(scope.config.qk_norm == QkNorm::kAll),
       norm_eps_(scope.config.norm_eps),
       norm_offset_(scope.config.unit_offset_norms ? 1 : 0),
       out_(scope, "attention.out", scope.config.heads, head_dim_, scope.config.has_out_bias()) {
@@ -63,12 +64,16 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer)
     scope.Add("attention.sinks", {scope.config.heads}, 0, 0, false, by_heads, &sinks_);
   }
   if (scope.config.qk_norm == QkNorm::kNone) return;
-  const bool all = scope.config.qk_norm == QkNorm::kAll;  // on one rank alone
-  const int64_t q = all ? heads_ * head_dim_ : head_dim_, k = all ? kv_heads_ * head_dim_ : q;
-  // Each rank's heads contribute a part of the gradient.
-  const ParameterSharding replicated = scope.parallel.Replicated();
-  scope.Add("attention.q_norm.weight", {q}, 1 - norm_offset_, 0, false, replicated, &query_norm_);
-  scope.Add("attention.k_norm.weight", {k}, 1 - norm_offset_, 0, false, replicated, &key_norm_);
+  const auto add = [&](const char* name, int64_t heads, Variable* weight) {
+    // A weight of one head is for every rank's heads, which give a part of its gradient each.
+    const ParameterSharding sharding = norms_all_
+                                           ? scope.parallel.Sharded(/*axis=*/0, {heads}, head_dim_)
+                                           : scope.parallel.Replicated();
+    scope.Add(name, {(norms_all_ ? heads : 1) * head_dim_}, 1 - norm_offset_, 0, false, sharding,
+              weight);
+  };
+  add("attention.q_norm.weight", scope.config.heads, &query_norm_);
+  add("attention.k_norm.weight", scope.config.kv_heads, &key_norm_);
 }
 
 Variable SelfAttention::Forward(const ForwardPass& pass, const Variable& x,
@@ -116,8 +121,15 @@ Variable SelfAttention::Heads(const ForwardPass& pass, const Variable& projected
   Variable qkv =
       Reshape(pass.tape, projected, {shape[0], shape[1], shape[2] / head_dim_, head_dim_});
   if (query_norm_.defined()) {
+    HeadRanks ranks;
+    if (norms_all_) {
+      ranks = {pass->parallel->ranks(),
+               [parallel = pass->parallel, &tape = pass.tape](const Tensor& numbers) {
+                 parallel->AllReduce(tape, numbers);
+               }};
+    }
     qkv = RmsNormHeads(pass.tape, qkv, {query_norm_, heads}, {key_norm_, kv_heads}, norm_eps_,
-                       norm_offset_);
+                       norm_offset_, ranks);
   }
   if (!rotates_) return qkv;
   return Rope(pass.tape, qkv, pass->rope[is_full_], heads + kv_heads, pass->linear_precision);

@@ -56,7 +56,8 @@ class SelfAttention {
   const bool is_full_;  // ModelConfig::IsFull
   const int64_t heads_, kv_heads_;
   ColumnParallelLinear qkv_;        // the query heads, then the KV heads' keys, then their values
-  Variable query_norm_, key_norm_;  // [head_dim], or [channels of all heads]; with qk_norm
+  const bool norms_all_;            // QkNorm::kAll
+  Variable query_norm_, key_norm_;  // [head_dim], or [channels of this rank's heads]; with qk_norm
   const double norm_eps_, norm_offset_;
   Variable sinks_;  // [heads]; with attention_sinks
   RowParallelLinear out_;

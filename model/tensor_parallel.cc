@@ -15,11 +15,6 @@ TensorParallel::TensorParallel(Communicator* group, bool sequence_parallel)
 
 absl::Status TensorParallel::Check(const ModelConfig& given, int ranks) {
   const ModelConfig config = given.WithDefaults();
-  if (ranks > 1 && config.qk_norm == QkNorm::kAll) {
-    return absl::InvalidArgumentError(
-        "model qk_norm: must be none or head with tensor parallelism; got all, which normalizes "
-        "over the heads of all ranks");
-  }
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(config.heads, config.kv_heads, ranks));
   if (config.ffn % ranks == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -86,8 +81,8 @@ Tensor TensorParallel::ReduceScatter(Tape& tape, const TokenShard& shard, const 
   return Tensor::Zeros({all.dim(0), length, all.dim(2)}, all.dtype(), all.device());
 }
 
-void TensorParallel::AllReduce(Tape& tape, const Tensor& all) const {
-  const absl::Status status = exchange_.AllReduce(all);
+void TensorParallel::AllReduce(Tape& tape, const Tensor& numbers) const {
+  const absl::Status status = exchange_.AllReduce(numbers);
   if (!status.ok()) tape.Fail(status);
 }
 

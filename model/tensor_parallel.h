@@ -16,6 +16,9 @@
 //   tp+sp  (Korthikanti et al., arXiv 2205.05198): the residual stream, normalization and dropout
 //          have this rank's tokens. A branch sends an all-gather and a reduce-scatter forward;
 //          backward the same, and the all-gather once more, because its result is not saved.
+//
+// A norm of queries and of keys over all heads (QkNorm::kAll) sends one all-reduce of two numbers a
+// token forward and one backward.
 #pragma once
 
 #include <cstdint>
@@ -91,6 +94,9 @@ class TensorParallel {
   Variable RowParallel(Tape& tape, const Shard& shard, const Variable& bias,
                        const Variable& residual, const RowGemm& gemm) const;
 
+  // Replaces `numbers`, contiguous, by their sums over the ranks.
+  void AllReduce(Tape& tape, const Tensor& numbers) const;
+
   // The positions of attention's tokens, [batch, all tokens], from those of this rank's, [batch,
   // length]; int32.
   Tensor AttentionPositions(Tape& tape, const Shard& shard, const Tensor& own) const;
@@ -101,7 +107,6 @@ class TensorParallel {
   // The exchanges for the tape: a failure is reported to the tape, and the results are zeros.
   Tensor Gather(Tape& tape, const TokenShard& shard, const Tensor& own) const;
   Tensor ReduceScatter(Tape& tape, const TokenShard& shard, const Tensor& all) const;
-  void AllReduce(Tape& tape, const Tensor& all) const;
 
   // Before and after the GEMM of ColumnParallel.
   struct Columns {

@@ -15,7 +15,7 @@
 //                        float8_ops.cc, float8.{cu,cuh}       Linear, SwiGluMlp in float8
 //   rows.cc              (copies)                             SelectRows
 //   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
-//   head_norm.cc         normalization.{cu,cuh}                     RmsNormHeads
+//   head_norm.cc         normalization.{cu,cuh}, head_norm.cu  RmsNormHeads
 //   elementwise.cc       elementwise.cu                       Add, Scale, Gelu, SwiGlu, GeGlu
 //   rope.cc              rope.cu                              Rope
 //   embedding.cc         embedding.cu                         Embedding
@@ -124,8 +124,17 @@ struct NormalizedHeads {
   Variable weight;  // [head_dim] or [count * head_dim]
   int64_t count = 0;
 };
+// The ranks that share the heads which are normalized together. Every rank has as many heads, and
+// every head is on as many ranks.
+struct HeadRanks {
+  int count = 1;
+  // Replaces numbers by their sums over the ranks: [2, tokens] of the accumulator type, for queries
+  // and for keys. It is called once in the forward and once in the backward. Null on one rank.
+  std::function<void(const Tensor& numbers)> add_up = nullptr;
+};
 Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& queries,
-                      const NormalizedHeads& keys, double eps, double offset = 0);
+                      const NormalizedHeads& keys, double eps, double offset = 0,
+                      const HeadRanks& ranks = {});
 
 // LayerNorm (Ba et al., arXiv 1607.06450): y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias,
 // with the biased variance.

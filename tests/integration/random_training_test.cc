@@ -104,10 +104,12 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   const int64_t least = heads == 1 ? 2 : 1;
   const int64_t head_dim = cuda ? 8 * draws.Between(1, 9) : 2 * draws.Between(least, 20);
   const int64_t ffn = cuda ? 8 * draws.Between(1, 9) : draws.Between(1, 50);
-  // Every third Llama has the additional fields of Qwen2 and Qwen3, and another third those of
-  // Gemma.
+  // Every third Llama has the additional fields of Qwen2 and Qwen3, another third those of Gemma,
+  // and a sixth those of OLMo 2.
+  const bool norms_all = !gpt2 && number % 6 == 5;
   const std::string more =
-      gpt2 || number % 3 == 2 ? ""
+      norms_all                 ? R"(,"qk_norm":"all","norm_position":"after")"
+      : gpt2 || number % 3 == 2 ? ""
       : number % 3 == 1
           ? R"(,"norm_position":"both","unit_offset_norms":true,"gate":"gelu","scaled_embedding":true,)"
             R"("score_channels":20)"
@@ -178,7 +180,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   if (!tensor && draws.OneIn(3)) {
     c.ffn_chunk = draws.Between(1, c.seqlen + 1);
   }
-  if (!tensor && c.recompute != Recompute::kSequence && draws.OneIn(3)) {
+  if (!tensor && !norms_all && c.recompute != Recompute::kSequence && draws.OneIn(3)) {
     c.head_chunk = kv_heads % 2 == 0 && draws.OneIn(2) ? kv_heads / 2 : 1;
   }
   if (stages == 1 && draws.OneIn(5)) MakeExact(draws, &result);

@@ -198,7 +198,7 @@ TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
     return more;
   };
   const std::string four_heads =
-      R"(--model={"family":"llama","layers":2,"width":16,"heads":4,"kv_heads":2,"ffn":32})";
+      R"(--model={"layers":2,"width":16,"heads":4,"kv_heads":2,"ffn":32,"qk_norm":"all"})";
   const std::string spread = "--tp=4", all_steps = absl::StrCat("--steps=", kLongRun);
   const auto run_of = [&](const std::string& out) {
     return with({all_steps, "--out=" + out, spread, four_heads, "--sample=20"});

@@ -87,6 +87,10 @@ CONFIGS = {
     "qwen3": transformers.Qwen3Config(
         **_COMMON, head_dim=8, rope_theta=50.0, rope_scaling=_YARN
     ),
+    "qwen3_layers": transformers.Qwen3Config(
+        **{**_COMMON, "num_hidden_layers": 3}, head_dim=8, use_sliding_window=True, sliding_window=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
     "qwen3_biases": transformers.Qwen3Config(**_COMMON, head_dim=4, attention_bias=True),
     "olmo2": transformers.Olmo2Config(**_COMMON, rope_theta=50.0),
     "gemma": transformers.GemmaConfig(**_GEMMA1),

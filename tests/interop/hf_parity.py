@@ -3,7 +3,7 @@
 
     pip install torch transformers safetensors
     bazel build //train //train:import //train:export //tests/interop:logits
-    tests/interop/hf_parity.py [--models=llama,gpt2] [--device=cpu] [--ranks=1]
+    tests/interop/hf_parity.py [--models=llama,gpt2] [--device=cpu] [--ranks=1] [--tp=1]
 
 The checks for each model:
 - transformers saves it, in one file and in several, and the logits of both are equal to 1e-4 (float32);
@@ -111,7 +111,7 @@ def train_here(directory, data, folder, args):
         f"--steps={STEPS}", f"--lr={LR}", "--schedule=constant", "--warmup=0",
         f"--weight_decay={DECAY}", f"--clip={CLIP}", f"--beta1={BETAS[0]}", f"--beta2={BETAS[1]}",
         f"--eps={EPS}", "--eval_every=0", f"--device={args.device}", "--precision=fp32",
-        f"--ranks={args.ranks}", f"--data_cache={folder / 'cache'}",
+        f"--ranks={args.ranks}", f"--tp={args.tp}", f"--data_cache={folder / 'cache'}",
         f"--val_data={folder / 'data.bin'}",
     )  # fmt: skip
     rows = (folder / "run" / "metrics.jsonl").read_text().splitlines()
@@ -256,6 +256,7 @@ def main():
     parser.add_argument("--models", default=",".join(hf_models.CONFIGS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--tp", type=int, default=1)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -90,7 +90,7 @@ def close(a, b):
 def main():
     failures = []
     hf_parity.SEQLEN = 512
-    args = argparse.Namespace(device="cpu", ranks=2)
+    args = argparse.Namespace(device="cpu", ranks=2, tp=1)
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         make_directory(folder / "DIR")

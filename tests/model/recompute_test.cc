@@ -267,6 +267,8 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   options.scores = ScoresOf(config);
   options.ranks_per_node = ranks.per_node;
   const bool tensor = ranks.tensor_parallel != Ranks::kNo;
+  // The ranks exchange sums for it, which a second run of a layer sends again.
+  if (tensor && family == Family::kLlama) config.qk_norm = QkNorm::kAll;
   BURST_ASSIGN_OR_RETURN(
       const auto attention,
       CreateAttention(ranks.strategy, options, ranks.group, tensor ? nullptr : &comm,

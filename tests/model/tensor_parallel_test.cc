@@ -172,6 +172,8 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
       ExpectRanksAgree(spread, WithNorms(NormPosition::kAfter), layout, 2, 9);
       ExpectRanksAgree(spread, WithNorms(NormPosition::kBoth), layout, 4, 9);
       ExpectRanksAgree(spread, WithSinks(Gpt2OfHeads(4, 0)), layout, 2, 9);
+      ExpectRanksAgree(spread, SmallOlmo(), layout, 2, 9);
+      ExpectRanksAgree(spread, SmallOlmo(), layout, 4, 9);  // KV heads on two ranks each
     }
     ExpectRanksAgree(spread, SmallGemma(), Layout::kZigzag, 2, 9);
     ExpectRanksAgree(spread, SmallPhi(), Layout::kZigzag, 4, 9);
@@ -185,12 +187,13 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
     // There are fewer tokens than ranks.
     ExpectRanksAgree(spread, LlamaOfKeyHeads(2), Layout::kZigzag, 4, 3);
     ExpectRanksAgree(spread, Gpt2OfHeads(4, 0.3), Layout::kZigzag, 4, 3);
+    ExpectRanksAgree(spread, SmallOlmo(), Layout::kZigzag, 4, 3);
   }
 }
 
 TEST(TensorParallel, NextTokenLogitsAreThoseOfOneRank) {
   for (const bool spread : kBoth) {
-    for (const ModelConfig& config : {SmallLlama(false), Gpt2OfHeads(2, 0)}) {
+    for (const ModelConfig& config : {SmallLlama(false), Gpt2OfHeads(2, 0), SmallOlmo()}) {
       const Text text = RandomText(config.vocab, /*packed=*/false);
       const auto whole = MakeModel(config);
       SingleRank single(text);
@@ -214,7 +217,7 @@ TEST(TensorParallel, NextTokenLogitsAreThoseOfOneRank) {
 
 // A rank starts from its part of the numbers from which one rank starts, and holds only this part.
 TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
-  for (const ModelConfig& config : {LlamaOfKeyHeads(2), Gpt2OfHeads(4, 0)}) {
+  for (const ModelConfig& config : {LlamaOfKeyHeads(2), Gpt2OfHeads(4, 0), SmallOlmo()}) {
     for (const bool spread : kBoth) {
       const auto whole = *Transformer::Create(config, DType::kFloat32, 11, kTestDevice);
       std::vector<Tensor> values;  // on the host, because ranks use other streams
@@ -241,9 +244,12 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
           end = range.end;
         }
         EXPECT_EQ(end, parameters.numel());
-        const bool replicated = config.family == Family::kLlama;  // KV heads on two ranks each
+        // KV heads are on two ranks each: the weights of their projections and of their norm.
+        const int64_t replicated = config.family != Family::kLlama  ? 0
+                                   : config.qk_norm == QkNorm::kAll ? 2
+                                                                    : 1;
         // Each kind has parameters of whole vectors, and others.
-        EXPECT_LE(ranges.size(), 6u + (replicated ? 2 * config.layers : 0));
+        EXPECT_LE(ranges.size(), 6u + 2 * replicated * config.layers);
         return absl::OkStatus();
       });
       ASSERT_TRUE(status.ok()) << status;
@@ -251,9 +257,9 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
   }
 }
 
-// A step sends 2 branches a layer, the ends of the layers, and the positions of RoPE.
-TEST(TensorParallel, BytesEqualTheFormulas) {
-  const ModelConfig config = SmallLlama(false);
+// A step sends 2 branches a layer, the ends of the layers, and the positions of RoPE. A norm of all
+// heads sends two numbers a token forward and two backward.
+void ExpectFormulaBytes(const ModelConfig& config) {
   const int ranks = 4;
   const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/8);
   const auto whole = MakeModel(config);
@@ -273,11 +279,18 @@ TEST(TensorParallel, BytesEqualTheFormulas) {
       // An all-reduce is a reduce-scatter and a gather.
       const int64_t branch = spread ? 2 + 3 : 2 * 2;
       const int64_t ends = spread ? 0 : 2;
-      EXPECT_EQ(sent, (2 * config.layers * branch + ends) * gather + positions);
+      const int64_t norm = config.qk_norm == QkNorm::kAll ? 2 * 2 * gather / config.width * 2 : 0;
+      EXPECT_EQ(sent,
+                (2 * config.layers * branch + ends) * gather + config.layers * norm + positions);
       return absl::OkStatus();
     });
     ASSERT_TRUE(status.ok()) << status;
   }
+}
+
+TEST(TensorParallel, BytesEqualTheFormulas) {
+  ExpectFormulaBytes(SmallLlama(false));
+  ExpectFormulaBytes(SmallOlmo());
 }
 
 TEST(TensorParallel, ModelsThatCannotBeSpreadAreNamed) {
@@ -289,7 +302,6 @@ TEST(TensorParallel, ModelsThatCannotBeSpreadAreNamed) {
   ModelConfig config = SmallLlama(false);
   config.ffn = 18;
   EXPECT_NE(message(config, 4).find("ffn of 18"), std::string::npos);
-  EXPECT_NE(message(SmallOlmo(), 2).find("qk_norm: must be none or head"), std::string::npos);
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) {
     return Transformer::Create(SmallLlama(false), DType::kFloat64, 1, kTestDevice,
                                TensorParallel(&comm, false))

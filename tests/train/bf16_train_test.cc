@@ -84,9 +84,9 @@ TEST_F(Bf16Train, LossesFollowFloat32) {
 }
 
 TEST_F(Bf16Train, RanksFollowOne) {
-  const std::vector<double> one = Losses(Options(kGemma));
-  const auto on = [&](int64_t dp, int64_t sp, int64_t tp, int64_t pp, int64_t zero) {
-    TrainConfig options = Options(kGemma);
+  const auto on = [&](const char* model, int64_t dp, int64_t sp, int64_t tp, int64_t pp,
+                      int64_t zero) {
+    TrainConfig options = Options(model);
     options.ranks = static_cast<int>(dp * sp * tp * pp);
     options.dp = dp;
     options.sp = sp;
@@ -95,11 +95,13 @@ TEST_F(Bf16Train, RanksFollowOne) {
     options.zero = zero;
     return Losses(options);
   };
-  ExpectNear(on(1, 2, 1, 1, 0), one, "a ring");
-  ExpectNear(on(1, 1, 2, 1, 0), one, "tensor parallel");
-  ExpectNear(on(1, 1, 1, 2, 0), one, "a pipeline");
-  ExpectNear(on(2, 1, 1, 1, 0), one, "data parallel");
-  ExpectNear(on(1, 2, 1, 1, 3), one, "a ring that divides the weights");
+  const std::vector<double> one = Losses(Options(kGemma));
+  ExpectNear(on(kGemma, 1, 2, 1, 1, 0), one, "a ring");
+  ExpectNear(on(kGemma, 1, 1, 2, 1, 0), one, "tensor parallel");
+  ExpectNear(on(kGemma, 1, 1, 1, 2, 0), one, "a pipeline");
+  ExpectNear(on(kGemma, 2, 1, 1, 1, 0), one, "data parallel");
+  ExpectNear(on(kGemma, 1, 2, 1, 1, 3), one, "a ring that divides the weights");
+  ExpectNear(on(kOlmo, 1, 1, 2, 1, 0), Losses(Options(kOlmo)), "a norm over the ranks");
 }
 
 TEST_F(Bf16Train, ExactRunsHaveTheSameBitsOnAnyRanks) {

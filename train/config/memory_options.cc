@@ -95,6 +95,10 @@ constexpr Side kMuon = {"optimizer", "--optimizer=muon", "adamw", "--optimizer=m
                         [](const Config& c) { return c.optimizer == OptimizerKind::kMuon; }};
 constexpr Side kEma = {"ema", "--ema", "0", "--ema=0.99",
                        [](const Config& c) { return c.ema > 0; }};
+constexpr Side kAllHeadsNorm = {
+    "model", "with a model of qk_norm=all", "another one",
+    R"(--model={"layers":2,"width":32,"heads":2,"qk_norm":"all"})",
+    [](const Config& c) { return c.model.qk_norm == QkNorm::kAll; }};
 
 constexpr TrainConflict kConflicts[] = {
     {kZero, kOneRank, "one rank has nothing to divide", kLeaveOut},

@@ -54,10 +54,6 @@ inline constexpr Side kPipeline = {"pp", "--pp", "1", "--pp=2",
                                    [](const Config& c) { return c.pp > 1; }};
 inline constexpr Side kExact = {"exact", "--exact", "false", "--exact",
                                 [](const Config& c) { return c.exact; }};
-inline constexpr Side kAllHeadsNorm = {
-    "model", "with a model of qk_norm=all", "another one",
-    R"(--model={"layers":2,"width":32,"heads":2,"qk_norm":"all"})",
-    [](const Config& c) { return c.model.qk_norm == QkNorm::kAll; }};
 inline constexpr Side kCpu = {"device", "on the CPU", "cuda", "--device=cpu",
                               [](const Config& c) { return c.device == DeviceType::kCpu; }};
 

@@ -133,7 +133,6 @@ constexpr Side kNccl = {"comm", "--comm=nccl", "auto, threads, tcp or mpi", "--c
 
 constexpr TrainConflict kConflicts[] = {
     {kPipelineChunks, kNoPipeline, "it divides the layers of a stage", "give --pp"},
-    {kTensorParallel, kAllHeadsNorm, "a rank has some of the heads", "give --sp, --dp or --pp"},
     {kGpuPrecision, kCpu, "the CPU multiplies in fp32", "give --device=cuda"},
     {kFp8Recipe, kNotFp8, "it chooses the scales of fp8", "give --precision=fp8"},
     {kBf16Layers, kNotFp8, "all layers have one precision", "give --precision=fp8"},

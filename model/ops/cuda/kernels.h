@@ -65,6 +65,31 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
                        const Tensor& dx_amax, const ParameterGrad& dweight,
                        const ParameterGrad& dbias);
 
+// RMSNorm of all heads of queries together, and of keys, which several ranks share. A pass has two
+// kernels. The first one leaves this rank's share of means over all ranks. The ranks add up their
+// shares before the second one.
+struct SharedHeads {
+  Tensor x;                         // [batch, length, heads, head_dim]: queries, keys, others
+  Tensor query_weight, key_weight;  // [channels of all query heads], [channels of all key heads]
+  double offset = 0, eps = 0;       // offset is added to the weights
+  int ranks = 1;
+  Tensor squares;  // [2, tokens] of the accumulator type: means of x^2, of queries and of keys
+};
+inline KernelWork WorkOf(const SharedHeads& heads) {
+  return {burst::WorkOf(heads.x).bytes + burst::WorkOf(heads.squares).bytes, 0};
+}
+// Sets heads.squares to this rank's share.
+void SharedHeadSquares(const SharedHeads& heads);
+// Sets y, which is like x. Other heads are copied.
+void SharedHeadForward(const SharedHeads& heads, const Tensor& y);
+// Sets products, like squares, to this rank's share of mean(g xhat), with xhat = x rstd and g = dy
+// (offset + weight).
+void SharedHeadProducts(const SharedHeads& heads, const Tensor& dy, const Tensor& products);
+// Sets dx = rstd (g - xhat mean(g xhat)), like x. Other heads' gradients are copied.
+void SharedHeadBackward(const SharedHeads& heads, const Tensor& dy, const Tensor& products,
+                        const Tensor& dx, const ParameterGrad& dquery_weight,
+                        const ParameterGrad& dkey_weight);
+
 // --- RoPE.
 
 // cos[t, i] = amplitude cos(positions[t] frequencies[i]), computed in double, and sin likewise.

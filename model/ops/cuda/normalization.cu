@@ -190,17 +190,7 @@ void LaunchNormBackward(NormArgs<T> args, bool vectorized,
   }
   BURST_CUDA_CHECK_LAUNCH("NormBackward");
 
-  NormSums<T, kSums> out;
-  for (int i = 0; i < kSums; ++i) {
-    const Tensor& sum = dparameters[i].sum;
-    out.sums[i] = Data<void>(sum);
-    out.accumulator_type[i] = sum.dtype() == SumDType(sum.dtype());
-    out.add[i] = dparameters[i].add;
-  }
-  const dim3 grid(BlocksFor(args.width, kSumColumns), kSums), threads(kSumColumns, kSumThreads);
-  NormSumKernel<T, kSums>
-      <<<grid, threads, 0, CurrentStream()>>>(blocks, args.width, args.partials, out);
-  BURST_CUDA_CHECK_LAUNCH("NormSum");
+  SumPartials<T, kSums>(blocks, args.width, args.partials, dparameters);
 }
 
 }  // namespace

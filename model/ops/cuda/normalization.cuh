@@ -8,7 +8,10 @@
 // too wide.
 #pragma once
 
+#include <array>
+
 #include "model/ops/cuda/float8.cuh"
+#include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/vectorized.cuh"
 
 namespace burst {
@@ -467,6 +470,22 @@ __global__ void NormSumKernel(int rows, int width, const Accumulator<T>* __restr
     if (out.add[blockIdx.y]) total += ConvertTo<A>(element);
     element = ConvertTo<T>(total);
   }
+}
+
+// Sets or adds the sums over blocks of partials, [blocks, kSums, width], to the gradients.
+template <typename T, int kSums>
+void SumPartials(int blocks, int width, const Accumulator<T>* partials,
+                 const std::array<ParameterGrad, kSums>& gradients) {
+  NormSums<T, kSums> out;
+  for (int i = 0; i < kSums; ++i) {
+    const Tensor& sum = gradients[i].sum;
+    out.sums[i] = Data<void>(sum);
+    out.accumulator_type[i] = sum.dtype() == SumDType(sum.dtype());
+    out.add[i] = gradients[i].add;
+  }
+  const dim3 grid(BlocksFor(width, kSumColumns), kSums), threads(kSumColumns, kSumThreads);
+  NormSumKernel<T, kSums><<<grid, threads, 0, CurrentStream()>>>(blocks, width, partials, out);
+  BURST_CUDA_CHECK_LAUNCH("NormSum");
 }
 
 }  // namespace cuda

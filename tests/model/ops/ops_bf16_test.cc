@@ -194,6 +194,14 @@ std::vector<Case> Cases() {
                        return RmsNormHeads(tape, in[0], {in[1], 4}, {in[2], 2}, 1e-5);
                      },
                      static_cast<double>(std::max<int64_t>(2 * 21 * 4, head_dim))});
+    // Two ranks have the same heads.
+    cases.push_back({"rmsnorm_heads_of_ranks/" + std::to_string(head_dim),
+                     {{{2, 21, 7, head_dim}}, {{4 * head_dim}, true}, {{2 * head_dim}, true}},
+                     [](Tape& tape, const std::vector<Variable>& in, DeviceType) {
+                       const HeadRanks ranks = {2, [](const Tensor& sums) { sums.Scale(2); }};
+                       return RmsNormHeads(tape, in[0], {in[1], 4}, {in[2], 2}, 1e-5, 0, ranks);
+                     },
+                     static_cast<double>(4 * head_dim)});
   }
   return cases;
 }

@@ -309,6 +309,39 @@ TEST(RmsNormHeads, IsRmsNormOfAllHeadsTogether) {
                  [&](Tape& tape) -> std::vector<Variable> { return {forward(tape)}; });
 }
 
+// Ranks with equal heads normalize them as one rank does. Different heads are in
+// tensor_parallel_test. A row fits vectors or not, and several blocks of rows or columns.
+TEST(RmsNormHeads, RanksShareTheirHeads) {
+  for (const auto& [d, queries, tokens] :
+       {std::tuple(6, 3, 5), std::tuple(8, 2, 70), std::tuple(64, 7, 33)}) {
+    const int64_t keys = 2, heads = queries + 2 * keys;
+    const Variable x = Leaf(RandomTensor({1, tokens, heads, d}, 1));
+    const Variable wq = Leaf(RandomTensor({queries * d}, 2)),
+                   wk = Leaf(RandomTensor({keys * d}, 3));
+    int calls = 0;
+    const HeadRanks ranks = {3, [&](const Tensor& numbers) {
+                               EXPECT_EQ(numbers.shape(), Shape({2, tokens}));
+                               numbers.Scale(3);
+                               ++calls;
+                             }};
+    std::vector<Values> expected;  // of one rank: y, and the gradients of x and of the weights
+    for (const HeadRanks& some : {HeadRanks(), ranks}) {
+      for (const Variable& leaf : {x, wq, wk}) leaf.MutableGrad().Fill(0);
+      Tape tape;
+      const Variable y = RmsNormHeads(tape, x, {wq, queries}, {wk, keys}, 1e-3, 0.5, some);
+      const Tensor dy = RandomTensor(y.shape(), 4).To(kTestDevice);
+      ASSERT_TRUE(tape.Backward(std::vector<Variable>{y}, {dy}).ok());
+      const std::vector<Tensor> results = {y.value(), x.grad(), wq.grad(), wk.grad()};
+      for (size_t i = 0; i < results.size(); ++i) {
+        if (calls == 0) expected.push_back(results[i].ToVector<double>());
+        // Sums of a row's or of all tokens' products, in two orders.
+        ExpectClose(results[i], expected[i], (tokens + queries * d) * kEps64);
+      }
+    }
+    EXPECT_EQ(calls, 2);
+  }
+}
+
 TEST(Rope, FarPositionsKeepTheirPhase) {
   const std::vector<int32_t> positions = {0, 1000003, 77, 123456, 77};
   const int64_t half = 32, n = static_cast<int64_t>(positions.size()) * half;
