@@ -56,9 +56,8 @@ TEST(CachedAttentionTest, EqualsNaiveAttention) {
       for (const int ranks : {1, 2, 3}) {
         SCOPED_TRACE(testing::Message()
                      << ToString(widths) << " window " << window << " ranks " << ranks);
-        const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
-          return Attend(inputs, window, expected, comm);
-        });
+        const absl::Status status = RunTestRanks(
+            ranks, [&](Communicator& comm) { return Attend(inputs, window, expected, comm); });
         EXPECT_TRUE(status.ok()) << status;
       }
     }

@@ -1,6 +1,5 @@
-// The backward. A chunk of queries stays in cache while the keys are read tile by tile. Each tile
-// of keys collects its dK and dV over the chunk. The chunk's dQ is collected over the tiles of a
-// span.
+// The backward. A chunk of queries stays in cache while the keys are read tile by tile. A tile
+// collects its dK and dV over the chunk. The chunk's dQ is collected over the tiles of a span.
 //
 // The order of all sums is fixed. The gradient dQ adds spans in the order of the keys. The
 // gradients dK and dV add chunks in the order of the query heads and the queries. So the bits do
@@ -138,14 +137,13 @@ class BackwardTask {
 
  private:
   struct Tiles {
-    T *q, *dq;        // [kChunk, head_dim]
-    T* dout;          // [kChunk, value_dim]
-    T* k;             // [tile_keys, head_dim], scaled by softmax_scale
-    T* k_transposed;  // [head_dim, tile_keys], scaled for scores to base 2
-    T* v_transposed;  // [value_dim, tile_keys]
-    T *dk, *dv;       // [tile_keys, head_dim], [tile_keys, value_dim]
-    T *s, *dp;        // [kBlockM, tile_keys]
-    bool finite;      // whether all of q and dout is finite
+    T *q, *dq, *dout;  // [kChunk, head_dim], dout [kChunk, value_dim]
+    T* k;              // [tile_keys, head_dim], scaled by softmax_scale
+    T* k_transposed;   // [head_dim, tile_keys], scaled for scores to base 2
+    T* v_transposed;   // [value_dim, tile_keys]
+    T *dk, *dv;        // [tile_keys, head_dim], [tile_keys, value_dim]
+    T *s, *dp;         // [kBlockM, tile_keys]
+    bool finite;       // whether all of q and dout is finite
   };
 
   // Returns the keys of some tiles.
@@ -316,10 +314,9 @@ template <typename Element>
 GradientTarget SumOf(const Shape& shape, const GradientTarget& target, Tensor* memory) {
   using T = Computed<Element>;
   if (!target.assigned()) return target;
-  const HeadRange all = {0, shape[2]};
-  if (std::is_same_v<Element, T>) return AddsTo(target.result, all);
+  if (std::is_same_v<Element, T>) return AddsTo(target.result, {0, shape[2]});
   *memory = Tensor::Empty(shape, DTypeOf<T>::value);
-  return AddsTo(Operand(*memory), all);
+  return AddsTo(Operand(*memory), {0, shape[2]});
 }
 
 // Rounds the heads that a call ends, from their sum to the result, which has the shape `gradient`.
@@ -440,8 +437,7 @@ class SharedHeads {
 };
 
 // KV heads are independent, so a thread takes one with all of its query heads. If the heads do not
-// divide evenly among the threads, the threads share the remaining heads (all of them, if there are
-// few).
+// divide evenly among the threads, the threads share the remaining heads, maybe all of them.
 template <typename Element>
 void AddGradients(const FlashBackwardParams& params, int64_t tile_keys,
                   std::atomic<int64_t>* pairs) {
