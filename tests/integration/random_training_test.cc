@@ -86,16 +86,14 @@ void MakeExact(Draws& draws, Case* drawn) {
   one.ffn_chunk = c.ffn_chunk;  // changes the order of a sum
 }
 
-Case Draw(int64_t number, const std::string& folder, int max_ranks) {
-  Draws draws(number);
+// The sizes of a model on which other options depend.
+struct Sizes {
+  int64_t kv_heads = 0, layers = 0;
+};
+
+// Draws the model, as JSON.
+Sizes DrawModel(Draws& draws, int64_t number, int64_t stages, TrainConfig* c) {
   const bool cuda = kTestDevice == DeviceType::kCuda;
-  Case result;
-  TrainConfig& c = result.config;
-  c = SmallTraining(folder, "run", kTestDevice);
-
-  const int64_t stages = max_ranks > 1 && draws.OneIn(4) ? 2 : 1;
-
-  // The model and the data are equal in both runs.
   const bool gpt2 = draws.OneIn(2);
   const int64_t kv_heads = draws.OneOf<int64_t>({1, 1, 2, 2, 3, 4});
   const int64_t heads = kv_heads * draws.OneOf<int64_t>({1, 1, 2, 4});
@@ -116,10 +114,17 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
           : absl::StrCat(",\"qkv_bias\":true,\"qk_norm\":\"head\",\"head_dim\":",
                          head_dim + (cuda ? 8 : 2));
   const int64_t layers = stages == 1 ? draws.Between(1, 2) : draws.Between(2, 4);
-  c.model = absl::StrCat("{\"family\":\"", gpt2 ? "gpt2" : "llama", "\",\"layers\":", layers,
-                         ",\"width\":", heads * head_dim, ",\"heads\":", heads,
-                         ",\"kv_heads\":", kv_heads, ",\"ffn\":", ffn,
-                         ",\"tied_embeddings\":", draws.OneIn(2) ? "true" : "false", more, "}");
+  c->model = absl::StrCat("{\"family\":\"", gpt2 ? "gpt2" : "llama", "\",\"layers\":", layers,
+                          ",\"width\":", heads * head_dim, ",\"heads\":", heads,
+                          ",\"kv_heads\":", kv_heads, ",\"ffn\":", ffn,
+                          ",\"tied_embeddings\":", draws.OneIn(2) ? "true" : "false", more, "}");
+  return {kv_heads, layers};
+}
+
+// Draws the data and the optimization.
+void DrawTraining(Draws& draws, TrainConfig* config) {
+  TrainConfig& c = *config;
+  const bool cuda = kTestDevice == DeviceType::kCuda;
   c.dropout = draws.OneIn(3) ? 0.1 : 0;
   c.seqlen = draws.OneIn(3) ? draws.Between(1, 8) : draws.Between(9, cuda ? 300 : 90);
   c.window = draws.OneIn(4) ? draws.Between(1, c.seqlen + 2) : 0;
@@ -136,14 +141,11 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   if (cuda) {
     c.precision = draws.OneOf<Precision>({Precision::kFp32, Precision::kTf32, Precision::kBf16});
   }
-  const int64_t most = max_ranks / stages;  // ranks of a stage
-  c.dp = draws.OneIn(3) ? draws.Between(1, std::min<int64_t>(3, most)) : 1;
-  c.batch = c.dp * draws.Between(1, 2);
-  result.reference = c;
-  result.reference.dp = 1;
-  result.reference.threads = 2;
+}
 
-  // These options say how to train.
+// Draws the mesh and the strategy, for at most `most` ranks in each stage.
+void DrawRanks(Draws& draws, int64_t most, int64_t stages, int64_t layers, TrainConfig* config) {
+  TrainConfig& c = *config;
   c.ranks = -1;
   c.pp = stages;
   if (stages > 1 && layers == 4 && c.accumulate == 2) c.pp_chunks = draws.Between(1, 2);
@@ -156,7 +158,11 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   const bool takes_tp = c.strategy == Strategy::kSingle || c.strategy == Strategy::kBurst ||
                         c.strategy == Strategy::kRing;
   if (takes_tp && c.dp * c.sp * 2 <= most && draws.OneIn(2)) c.tp = 2;
-  const bool tensor = c.tp > 1;
+}
+
+// Draws how attention is spread, and what saves memory.
+void DrawExecution(Draws& draws, int64_t stages, int64_t kv_heads, TrainConfig* config) {
+  TrainConfig& c = *config;
   c.layout = draws.OneOf<Layout>(
       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kBalanced});
   c.recompute = draws.OneOf<Recompute>(
@@ -177,23 +183,50 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
       draws.OneIn(2)) {
     c.offload = Offload::kActivations;
   }
+  const bool tensor = c.tp > 1;
   if (!tensor && draws.OneIn(3)) {
     c.ffn_chunk = draws.Between(1, c.seqlen + 1);
   }
   if (!tensor && !norms_all && c.recompute != Recompute::kSequence && draws.OneIn(3)) {
     c.head_chunk = kv_heads % 2 == 0 && draws.OneIn(2) ? kv_heads / 2 : 1;
   }
-  if (stages == 1 && draws.OneIn(5)) MakeExact(draws, &result);
+}
+
+// Draws what both runs do to scores and logits.
+void DrawScores(Draws& draws, Case* result) {
+  TrainConfig &c = result->config, &one = result->reference;
   if (!c.exact) {
-    TrainConfig& one = result.reference;
     c.attention_dropout = one.attention_dropout = draws.OneIn(3) ? 0.2 : -1;
     c.attention_softcap = one.attention_softcap = draws.OneIn(3) ? 0.5 : -1;
   }
-  c.attention_sinks = result.reference.attention_sinks = draws.OneIn(3);
+  c.attention_sinks = one.attention_sinks = draws.OneIn(3);
   if (kTestDevice == DeviceType::kCpu) {
-    c.z_loss = result.reference.z_loss = draws.OneIn(4) ? 0.01 : 0;
-    c.logits_softcap = result.reference.logits_softcap = draws.OneIn(4) ? 3 : -1;
+    c.z_loss = one.z_loss = draws.OneIn(4) ? 0.01 : 0;
+    c.logits_softcap = one.logits_softcap = draws.OneIn(4) ? 3 : -1;
   }
+}
+
+Case Draw(int64_t number, const std::string& folder, int max_ranks) {
+  Draws draws(number);
+  Case result;
+  TrainConfig& c = result.config;
+  c = SmallTraining(folder, "run", kTestDevice);
+  const int64_t stages = max_ranks > 1 && draws.OneIn(4) ? 2 : 1;
+  const int64_t most = max_ranks / stages;  // ranks of a stage
+
+  // The model and the data are equal in both runs.
+  const Sizes sizes = DrawModel(draws, number, stages, &c);
+  DrawTraining(draws, &c);
+  c.dp = draws.OneIn(3) ? draws.Between(1, std::min<int64_t>(3, most)) : 1;
+  c.batch = c.dp * draws.Between(1, 2);
+  result.reference = c;
+  result.reference.dp = 1;
+  result.reference.threads = 2;
+
+  DrawRanks(draws, most, stages, sizes.layers, &c);
+  DrawExecution(draws, stages, sizes.kv_heads, &c);
+  if (stages == 1 && draws.OneIn(5)) MakeExact(draws, &result);
+  DrawScores(draws, &result);
   return result;
 }
 

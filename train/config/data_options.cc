@@ -20,7 +20,7 @@ void AddRows(TrainConfig* c, OptionTable* t) {
       .Of(Scope::kHost)
       .Help("Validate on this, of the same kind. Empty: the last tenth of --data.");
   t->Add("field", &c->lines.field).MayChange().Help(kFieldHelp);
-  t->Add("bad_lines", &c->lines.bad_lines, ParseBadLines).MayChange().Help(kBadLinesHelp);
+  t->Add("bad_lines", &c->lines.bad_lines, kBadLines).MayChange().Help(kBadLinesHelp);
   t->Add("tokenizer", &c->tokenizer)
       .Basic()
       .Of(Scope::kHost)

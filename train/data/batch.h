@@ -128,6 +128,12 @@ class SequenceSampler {
   int64_t phases_;  // an epoch's sequences start at a phase in [0, phases_)
 };
 
+// A rank's part of a micro-batch, and the place of its dropout.
+struct MicroBatch {
+  SequenceBatch batch;
+  DropoutKey dropout;
+};
+
 // Returns the columns of `batch` at this rank's local_positions(), in that order, on a device.
 // Targets were taken before the split, so the label of a shard's last token is right on whatever
 // rank the next token is.

@@ -8,13 +8,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "burst/base/enum_names.h"
 #include "burst/base/json.h"
 
 namespace burst {
 namespace {
-
-constexpr EnumName<BadLines> kBadLines[] = {{BadLines::kError, "error"}, {BadLines::kSkip, "skip"}};
 
 constexpr char kCounted[] = "counted";
 
@@ -163,21 +160,15 @@ std::string AsJson(absl::string_view line) {
 
 }  // namespace
 
-const char* Name(BadLines bad_lines) { return NameOf(bad_lines, kBadLines); }
-
-absl::StatusOr<BadLines> ParseBadLines(absl::string_view text) {
-  return ParseName(text, kBadLines);
-}
-
 absl::Status CheckHasLines(const LineFormat& format, bool json_lines) {
   const LineFormat usual;
   if (json_lines) return absl::OkStatus();
   const bool bad_lines = format.bad_lines != usual.bad_lines;
   if (!bad_lines && format.field == usual.field) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(bad_lines ? "--bad_lines" : "--field",
-                   ": must be left out unless --data is .jsonl files; got ",
-                   bad_lines ? Name(format.bad_lines) : format.field, "; leave it out"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      bad_lines ? "--bad_lines" : "--field",
+      ": must be left out unless --data is .jsonl files; got ",
+      bad_lines ? NameOf(format.bad_lines, kBadLines) : format.field, "; leave it out"));
 }
 
 absl::StatusOr<LineDocument> ParseLine(absl::string_view line, const LineFormat& format) {

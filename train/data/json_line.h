@@ -8,12 +8,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "burst/base/enum_names.h"
 
 namespace burst {
 
 enum class BadLines { kError, kSkip };  // what happens to lines that are not documents
-const char* Name(BadLines bad_lines);
-absl::StatusOr<BadLines> ParseBadLines(absl::string_view text);
+inline constexpr EnumName<BadLines> kBadLines[] = {{BadLines::kError, "error"},
+                                                   {BadLines::kSkip, "skip"}};
 
 // Says how lines of JSON are read. The options of //train and //train:tokenize set it.
 struct LineFormat {

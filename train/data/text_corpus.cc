@@ -182,7 +182,7 @@ class TextCorpus : public Corpus {
 namespace {
 
 std::string LinesKey(const LineFormat& format) {
-  return absl::StrCat(format.field, "\n", Name(format.bad_lines));
+  return absl::StrCat(format.field, "\n", NameOf(format.bad_lines, kBadLines));
 }
 
 }  // namespace

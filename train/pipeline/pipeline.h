@@ -13,6 +13,7 @@
 #include "burst/comm/mesh.h"
 #include "burst/device/device_spans.h"
 #include "model/transformer.h"
+#include "train/data/batch.h"
 
 namespace burst {
 
@@ -33,10 +34,6 @@ class Pipeline {
   // ranks.
   Communicator* tied() const { return tied_.get(); }
 
-  struct MicroBatch {
-    SequenceBatch batch;
-    DropoutKey dropout;
-  };
   using MicroBatchOf = std::function<absl::StatusOr<MicroBatch>(int number)>;
 
   // Runs the forward and backward passes of `micro_batches`, by the schedule (PipelineActions).

@@ -28,7 +28,7 @@ OptionTable Options(Config* c) {
           "Tokenize a text file, a folder or a pattern; each file is a document, and each line of "
           "a .jsonl file.");
   t.Add("field", &c->lines.field).Help(kFieldHelp);
-  t.Add("bad_lines", &c->lines.bad_lines, ParseBadLines).Help(kBadLinesHelp);
+  t.Add("bad_lines", &c->lines.bad_lines, kBadLines).Help(kBadLinesHelp);
   t.Add("tokenizer", &c->tokenizer)
       .Help(
           "Read tokenizer.model, tokenizer.json, or their folder (or GPT-2's encoder.json and "

@@ -114,7 +114,7 @@ absl::Status StepRunner::ForwardBackward(int64_t first, int64_t count, const Ten
 // gradients over ranks is enqueued as soon as they are complete, while the backward goes on.
 absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, const LossTerms& terms,
                                             const Tensor& loss, bool first, bool last) {
-  BURST_ASSIGN_OR_RETURN(const Pipeline::MicroBatch own, MicroBatch(micro_batch));
+  BURST_ASSIGN_OR_RETURN(const MicroBatch own, MakeMicroBatch(micro_batch));
   std::optional<ScopedPhase> phase(std::in_place, "forward");
   Tape tape;
   const GradientsReady ready = [&](int begin, int end) {
@@ -143,14 +143,14 @@ absl::Status StepRunner::ForwardBackwardInPipeline(int64_t first, int64_t count,
   const int64_t step = first / config_.accumulate;  // the step's number, or CanContinue's next step
   BURST_RETURN_IF_ERROR(rank_.pipeline->ForwardBackward(
       *rank_.model, *rank_.attention, static_cast<int>(count),
-      [&](int number) { return MicroBatch(first + number); }, terms, loss,
+      [&](int number) { return MakeMicroBatch(first + number); }, terms, loss,
       &ResultsOf(step).passes));
   BURST_RETURN_IF_ERROR(rank_.comm->PostAllReduceSum(loss));
   return rank_.gradients == nullptr ? absl::OkStatus()
                                     : rank_.gradients->Post(0, rank_.model->parameters().size());
 }
 
-absl::StatusOr<Pipeline::MicroBatch> StepRunner::MicroBatch(int64_t number) {
+absl::StatusOr<MicroBatch> StepRunner::MakeMicroBatch(int64_t number) {
   const auto [begin, end] = batches_.Share(config_.batch);
   // A plan treats all sequences alike, except for their documents.
   if (!rank_.setup.simulated || config_.packed || !sequences_.has_value()) {
@@ -160,7 +160,7 @@ absl::StatusOr<Pipeline::MicroBatch> StepRunner::MicroBatch(int64_t number) {
   const bool drops = config_.model.dropout > 0 || config_.model.attention_dropout > 0;
   const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(number),
                            drops, begin};
-  return Pipeline::MicroBatch{std::move(batch), dropout};
+  return MicroBatch{std::move(batch), dropout};
 }
 
 absl::Status StepRunner::Update(const Tensor& loss_and_norm, double lr) {

@@ -83,7 +83,7 @@ class StepRunner {
   absl::Status ForwardBackwardInPipeline(int64_t first, int64_t count, const LossTerms& terms,
                                          const Tensor& loss);
   // Returns this rank's part of a micro-batch, and the place of its dropout.
-  absl::StatusOr<Pipeline::MicroBatch> MicroBatch(int64_t number);
+  absl::StatusOr<MicroBatch> MakeMicroBatch(int64_t number);
   // Updates by AdamW, and exchanges the results between ranks.
   absl::Status Update(const Tensor& loss_and_norm, double lr);
   // Sets the row's times that ranks measure apart, and waits until the device has ended the passes.
