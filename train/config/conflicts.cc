@@ -118,8 +118,6 @@ constexpr Side kGpuPrecision = {"precision", "--precision=tf32 or fp8", "auto, f
                                   return c.given().precision == Precision::kTf32 ||
                                          c.given().precision == Precision::kFp8;
                                 }};
-constexpr Side kMuon = {"optimizer", "--optimizer=muon", "adamw", "--optimizer=muon",
-                        [](const Config& c) { return c.optimizer == OptimizerKind::kMuon; }};
 constexpr Side kNotMuon = {"optimizer", "without --optimizer=muon", "muon", "",
                            [](const Config& c) { return c.optimizer != OptimizerKind::kMuon; }};
 constexpr Side kMuonMomentum = {
@@ -247,7 +245,6 @@ constexpr TrainConflict kConflicts[] = {
     {kEpochs, kTokens, "both say how long the run is", kLeaveOut},
     {kMinLr, kConstantLr, "the rate stays what it is", kLeaveOut},
     {kCpuComm, kGpu, "it does not reach into GPUs", "leave it out with --device=cuda"},
-    {kMuon, kOffloadOptimizer, "an update needs whole matrices on the GPU", "give adamw"},
     {kMuonMomentum, kNotMuon, "AdamW has --beta1", kLeaveOut},
     {kCheckpointEvery, kNoCheckpoints, "nothing is saved", kLeaveOut},
     {kKeep, kNoCheckpoints, "nothing is saved", kLeaveOut},
