@@ -29,6 +29,7 @@ namespace {
 // parallel ranks.
 struct Division {
   int stage = 0, ranks = 1, parts = 1;
+  int64_t streamed = 0;  // elements on the device at a time; 0: all of them
 };
 
 struct Rank {
@@ -48,14 +49,15 @@ absl::StatusOr<Rank> MakeRank(const ModelConfig& config, DType dtype, const Divi
   }
   StateSharding sharding;
   if (d.stage > 0) sharding = {d.stage, d.ranks, mesh.data_rank(comm->rank())};
+  sharding.optimizer_on_host = d.streamed > 0;
   BURST_ASSIGN_OR_RETURN(
       rank.model, Transformer::Create(config, dtype, /*seed=*/3, kTestDevice, parallel, sharding));
   const ParameterList& parameters = rank.model->parameters();
   auto muon = std::make_unique<Muon>(MuonMatrices(parameters, rank.model->config()),
                                      /*momentum=*/0.9, d.stage > 0 ? comm : rank.tensor.get());
-  rank.optimizer = std::make_unique<AdamW>(AdamWOptions(), parameters.shard_numel(),
-                                           DType::kFloat32, std::vector<DecayRange>(), kTestDevice,
-                                           /*streamed=*/0, std::move(muon));
+  rank.optimizer =
+      std::make_unique<AdamW>(AdamWOptions(), parameters.shard_numel(), DType::kFloat32,
+                              std::vector<DecayRange>(), kTestDevice, d.streamed, std::move(muon));
   return rank;
 }
 
@@ -98,6 +100,7 @@ void ExpectSame(const ModelConfig& config, DType dtype, const Division& d,
     BURST_ASSIGN_OR_RETURN(const Rank rank, MakeRank(config, dtype, d, &comm));
     for (const int step : {1, 2, 3}) BURST_RETURN_IF_ERROR(Update(rank, step));
     EXPECT_EQ(rank.optimizer->updates(), 2) << "one had no finite norm";
+    SynchronizeDevice(kTestDevice);  // completes what it writes to the host
     const ParameterList& parameters = rank.model->parameters();
     const bool whole = masters->empty();
     int64_t of_matrices = 0;  // this rank's elements of the layers' matrices
@@ -113,6 +116,13 @@ void ExpectSame(const ModelConfig& config, DType dtype, const Division& d,
       EXPECT_EQ(own.ToVector<float>(), OwnPiece(parameters, i, (*masters)[i]).ToVector<float>())
           << parameters[i].name << " of rank " << comm.rank();
     }
+    for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+      const int i = static_cast<int>(unit);
+      EXPECT_EQ(parameters.ValuePiece(i).ToVector<double>(),
+                parameters.MasterPiece(i).To(dtype).ToVector<double>());
+    }
+    EXPECT_EQ(rank.optimizer->first_moment().device(),
+              d.streamed > 0 ? DeviceType::kCpu : kTestDevice);
     EXPECT_EQ(rank.optimizer->first_moment().numel(), parameters.shard_numel());
     EXPECT_EQ(rank.optimizer->second_moment().numel(), parameters.shard_numel() - of_matrices);
     return absl::OkStatus();
@@ -140,9 +150,15 @@ TEST(MuonRanks, HaveTheBitsOfOneRank) {
                                 {0, 1, 4},
                                 {1, 2, 2},
                                 {2, 3, 2},
-                                {3, 2, 4}}) {
-        SCOPED_TRACE(
-            absl::StrCat(Name(config.family), ", stage ", d.stage, ", ", d.ranks, " x ", d.parts));
+                                {3, 2, 4},
+                                {0, 1, 1, 64},
+                                {0, 1, 1, 1 << 20},
+                                {0, 1, 4, 64},
+                                {1, 5, 1, 64},
+                                {2, 3, 2, 128},
+                                {3, 2, 4, 64}}) {
+        SCOPED_TRACE(absl::StrCat(Name(config.family), ", stage ", d.stage, ", ", d.ranks, " x ",
+                                  d.parts, ", streamed ", d.streamed));
         ExpectSame(config, dtype, d, &masters);
       }
     }

@@ -286,28 +286,48 @@ TEST(Plan, OffloadsMemoryIsMadeAtTheStart) {
   }
 }
 
+// Plans of a step with the optimizer's state on the GPU, and in the host's memory.
+struct OffloadPlans {
+  StepPlan kept, streamed;  // `streamed` over a link of 1 GB/s
+  Question away;            // the question of `streamed`
+  double link_seconds = 0;  // in which the link moves the state one way
+};
+
+OffloadPlans PlanOffload(const std::string& optimizer) {
+  const std::vector<std::string> wide = {kWide,      "--gpus=2xH200", "--seqlen=256", "--batch=2",
+                                         "--zero=1", "--sp=1",        optimizer};
+  const Question here = *Ask(wide);
+  OffloadPlans plans = {*PlanStep(here.setup, here.gpu, 0), {}, here};
+  plans.away.setup.config.offload = Offload::kOptimizer;
+  plans.away.gpu.host_link = 1e9;
+  plans.streamed = *PlanStep(plans.away.setup, plans.away.gpu, 0);
+  plans.link_seconds = static_cast<double>(plans.kept.optimizer) / 1e9;
+  EXPECT_EQ(plans.streamed.optimizer, 0);
+  EXPECT_EQ(plans.streamed.host_bytes, plans.kept.optimizer);
+  EXPECT_EQ(plans.kept.host_bytes, plans.kept.optimizer);
+  return plans;
+}
+
 // 12 bytes of a parameter are in the host's memory and are not copied for a save. They use the
 // host's link in both directions at once.
 TEST(Plan, AnOffloadedOptimizerIsInTheHostsMemory) {
-  const std::vector<std::string> wide = {kWide,       "--gpus=2xH200", "--seqlen=256",
-                                         "--batch=2", "--zero=1",      "--sp=1"};
-  absl::StatusOr<Question> here = Ask(wide), away = here;
-  ASSERT_TRUE(here.ok()) << here.status();
-  away->setup.config.offload = Offload::kOptimizer;
-  const StepPlan kept = *PlanStep(here->setup, here->gpu, 0);
-  away->gpu.host_link = 1e9;
-  const StepPlan streamed = *PlanStep(away->setup, away->gpu, 0);
+  OffloadPlans plans = PlanOffload("--optimizer=adamw");
+  const StepPlan &kept = plans.kept, &streamed = plans.streamed;
   EXPECT_NEAR(kept.optimizer, 12 * kept.gradients / 4 / 2, 1e4);
-  EXPECT_EQ(streamed.optimizer, 0);
-  EXPECT_EQ(streamed.host_bytes, kept.optimizer);
-  EXPECT_EQ(kept.host_bytes, kept.optimizer);
   EXPECT_LT(streamed.peak_bytes, kept.peak_bytes - kept.optimizer * 9 / 10);
-  const double link_seconds = static_cast<double>(kept.optimizer) / 1e9;
-  EXPECT_NEAR((streamed.step_seconds - kept.step_seconds) / link_seconds, 1, 0.05);
-  away->gpu.host_link = 1e15;
+  EXPECT_NEAR((streamed.step_seconds - kept.step_seconds) / plans.link_seconds, 1, 0.05);
+  plans.away.gpu.host_link = 1e15;
   // Each piece takes a launch, in place of one for all.
-  EXPECT_LE(PlanStep(away->setup, away->gpu, 0)->step_seconds,
-            kept.step_seconds + 65 * away->gpu.kernel_seconds);
+  EXPECT_LE(PlanStep(plans.away.setup, plans.away.gpu, 0)->step_seconds,
+            kept.step_seconds + 65 * plans.away.gpu.kernel_seconds);
+}
+
+// Muon has whole directions on the GPU, and pieces of its momentum and of its masters.
+TEST(Plan, AnOffloadedMuonIsInTheHostsMemory) {
+  const OffloadPlans plans = PlanOffload("--optimizer=muon");
+  const StepPlan &kept = plans.kept, &streamed = plans.streamed;
+  EXPECT_LT(streamed.peak_bytes, kept.peak_bytes - kept.optimizer / 2);
+  EXPECT_NEAR((streamed.step_seconds - kept.step_seconds) / plans.link_seconds, 1, 0.05);
 }
 
 // If all ranks have the whole state, one of them copies it for a save. The ranks share the host.

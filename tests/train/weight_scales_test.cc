@@ -47,7 +47,8 @@ struct Results {
 
 class Rank {
  public:
-  static absl::StatusOr<std::unique_ptr<Rank>> Create(const RunOptions& run, const Division& division,
+  static absl::StatusOr<std::unique_ptr<Rank>> Create(const RunOptions& run,
+                                                      const Division& division,
                                                       Communicator* comm) {
     auto rank = std::unique_ptr<Rank>(new Rank(run));
     StateSharding sharding;

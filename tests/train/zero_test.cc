@@ -177,16 +177,19 @@ TEST_F(Zero, TwoRanksHaveTheSameBitsInEveryStage) {
 TEST_F(Zero, AnOffloadedOptimizerTakesTheSameSteps) {
   const int most = kTestDevice == DeviceType::kCuda ? CudaDeviceCount() : 4;
   for (const int dp : {1, 2, 4}) {
-    if (dp > most) continue;
-    TrainConfig options = Options();
-    options.dp = dp;
-    options.sp = 1;
-    options.batch = 4;
-    options.steps = 6;
-    if (kTestDevice == DeviceType::kCuda) options.precision = Precision::kBf16;
-    for (int64_t zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
-      EXPECT_TRUE(Train(options, zero, Offload::kOptimizer) == Train(options, zero))
-          << dp << " ranks, stage " << zero;
+    for (const OptimizerKind optimizer : {OptimizerKind::kAdamW, OptimizerKind::kMuon}) {
+      if (dp > most) continue;
+      TrainConfig options = Options();
+      options.optimizer = optimizer;
+      options.dp = dp;
+      options.sp = 1;
+      options.batch = 4;
+      options.steps = 6;
+      if (kTestDevice == DeviceType::kCuda) options.precision = Precision::kBf16;
+      for (int64_t zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
+        EXPECT_TRUE(Train(options, zero, Offload::kOptimizer) == Train(options, zero))
+            << Name(optimizer) << ", " << dp << " ranks, stage " << zero;
+      }
     }
   }
 }

@@ -91,14 +91,11 @@ constexpr Side kTiedPipeline = {
     "pp", "--pp for a GPT-2 with tied embeddings", "1", "--pp=2 --model=d12", [](const Config& c) {
       return c.pp > 1 && c.model.family == Family::kGpt2 && c.model.tied_embeddings;
     }};
-constexpr Side kMuon = {"optimizer", "--optimizer=muon", "adamw", "--optimizer=muon",
-                        [](const Config& c) { return c.optimizer == OptimizerKind::kMuon; }};
 constexpr Side kEma = {"ema", "--ema", "0", "--ema=0.99",
                        [](const Config& c) { return c.ema > 0; }};
-constexpr Side kAllHeadsNorm = {
-    "model", "with a model of qk_norm=all", "another one",
-    R"(--model={"layers":2,"width":32,"heads":2,"qk_norm":"all"})",
-    [](const Config& c) { return c.model.qk_norm == QkNorm::kAll; }};
+constexpr Side kAllHeadsNorm = {"model", "with a model of qk_norm=all", "another one",
+                                R"(--model={"layers":2,"width":32,"heads":2,"qk_norm":"all"})",
+                                [](const Config& c) { return c.model.qk_norm == QkNorm::kAll; }};
 
 constexpr TrainConflict kConflicts[] = {
     {kZero, kOneRank, "one rank has nothing to divide", kLeaveOut},
@@ -121,7 +118,6 @@ constexpr TrainConflict kConflicts[] = {
     {kZeroGradients, kExact, "every rank needs all gradients", "give 0 or 1"},
     {kHeadChunk, kExact, "chunks of tokens take all heads", kLeaveOut},
     {kRecomputeSequence, kExact, "half a sequence is not a chunk", "give selective or full"},
-    {kMuon, kOffloadOptimizer, "an update needs whole matrices on the GPU", "give adamw"},
 };
 
 absl::Status Check(const ResolvedConfig& config) {

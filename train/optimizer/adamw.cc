@@ -153,10 +153,10 @@ class BegunUpdate {
     norm_ = *norm;
   }
 
-  // Updates the matrices of all parts by Muon, before Apply.
-  absl::Status ApplyMuon(absl::Span<const cuda::AdamWPart> parts) const {
+  // Returns the steps of Muon for the matrices of all parts. They come before AdamW's.
+  std::vector<UpdateStep> MuonSteps(absl::Span<const cuda::AdamWPart> parts, int64_t piece) const {
     const bool on_gpu = !coefficients_.null();
-    if (muon_ == nullptr || (!on_gpu && number_ == 0)) return absl::OkStatus();
+    if (muon_ == nullptr || (!on_gpu && number_ == 0)) return {};
     MuonUpdate update;
     update.lr = update_.lr;
     update.keep = 1 - update_.lr * update_.weight_decay;
@@ -167,11 +167,32 @@ class BegunUpdate {
     } else {
       update.grad_scale = GradScale(update_, norm_);
     }
-    return muon_->Update(update, [&](int64_t begin, int64_t end) {
+    const auto part_of = [&](int64_t begin, int64_t end) {
       size_t i = 0;
       while (i + 1 < parts.size() && parts[i + 1].offset <= begin) ++i;
       return Cut(muon_, parts[i], begin, end);
-    });
+    };
+    return muon_->Steps(update, part_of, piece);
+  }
+
+  // Adds the steps of AdamW for what Muon leaves of a part, with at most `piece` elements each. The
+  // state of a step is m, v, and masters that are rounded.
+  void AddSteps(const cuda::AdamWPart& part, int64_t piece, std::vector<UpdateStep>* steps) const {
+    const auto add = [&](int64_t begin, int64_t end) {
+      const cuda::AdamWPart own = Cut(muon_, part, begin, end);
+      UpdateStep& step = steps->emplace_back(UpdateStep{{own.m, own.v}, nullptr});
+      if (!own.compute.null()) step.state.push_back(own.masters);
+      step.run = [this, own](absl::Span<const Tensor> here) {
+        cuda::AdamWPart on_device = own;
+        on_device.m = here[0];
+        on_device.v = here[1];
+        if (here.size() > 2) on_device.masters = here[2];
+        Apply(on_device);
+        return absl::OkStatus();
+      };
+    };
+    ForAdamW(muon_, part.offset, part.offset + part.m.numel(),
+             [&](int64_t begin, int64_t end) { ForPieces(begin, end, piece, add); });
   }
 
   void Apply(const cuda::AdamWPart& part) const {
@@ -194,9 +215,9 @@ class BegunUpdate {
         const cuda::AdamWPart cut = Cut(muon_, part, from, to);
         UpdateAll<T>(c, decay_, from, to - from, cut.grads.data<T>(), cut.masters.data<T>(),
                      cut.m.data<T>(), cut.v.data<T>());
+        if (!cut.compute.null()) cut.compute.CopyFrom(cut.masters.To(DType::kBFloat16));
       });
     });
-    if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
     if (part.average.null()) return;
     UpdateAverage(number_ == 1 ? 0 : average_decay_, part.masters, part.average);
   }
@@ -219,15 +240,16 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
       decay_(std::move(decay)),
       muon_(std::move(muon)),
       device_(device),
-      updates_(Tensor::Zeros({1}, DType::kFloat64, device)) {
-  BURST_CHECK(muon_ == nullptr || streamed == 0);
+      updates_(Tensor::Zeros({1}, DType::kFloat64, device)),
+      streamed_(streamed) {
+  BURST_CHECK(streamed >= 0 && streamed % 64 == 0);  // vectorized loads can begin at a piece
   const auto zeros = [&](int64_t n) {
     return streamed > 0 ? Tensor::ZerosOnHost({n}, dtype, device)
                         : Tensor::Zeros({n}, dtype, device);
   };
   m_ = zeros(numel);
   v_ = zeros(muon_ == nullptr ? numel : numel - muon_->NumelBefore(numel));
-  if (streamed > 0) stream_ = std::make_unique<StateStream>(device, streamed);
+  if (streamed > 0) stream_ = std::make_unique<StateStream>(device);
   int64_t last = 0;
   std::vector<double> bounds;
   for (const DecayRange& range : decay_) {
@@ -278,6 +300,19 @@ void AdamW::CheckParts(absl::Span<const Part> parts) const {
   BURST_CHECK_EQ(n, m_.numel());
 }
 
+std::vector<cuda::AdamWPart> AdamW::WithState(absl::Span<const Part> parts) const {
+  std::vector<cuda::AdamWPart> with_state;
+  int64_t offset = 0;
+  for (const Part& part : parts) {
+    const int64_t n = part.masters.numel();
+    with_state.push_back({offset, part.grads, part.masters, m_.Slice(0, offset, n),
+                          SecondMoments(muon_.get(), v_, 0, offset, offset + n), part.compute,
+                          average_.null() ? Tensor() : average_.Slice(0, offset, n)});
+    offset += n;
+  }
+  return with_state;
+}
+
 absl::Status AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip,
                          double lr) {
   CheckParts(parts);
@@ -290,25 +325,19 @@ absl::Status AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_no
   numbers.lr = lr;
   numbers.weight_decay = options_.weight_decay;
   numbers.clip = clip;
-  std::vector<cuda::AdamWPart> with_state;
-  int64_t offset = 0;
-  for (const Part& part : parts) {
-    const int64_t n = part.masters.numel();
-    with_state.push_back({offset, part.grads, part.masters, m_.Slice(0, offset, n),
-                          SecondMoments(muon_.get(), v_, 0, offset, offset + n), part.compute,
-                          average_.null() ? Tensor() : average_.Slice(0, offset, n)});
-    offset += n;
-  }
+  const std::vector<cuda::AdamWPart> with_state = WithState(parts);
   const BegunUpdate update(numbers, m_.dtype(), decay_, muon_.get(), average_decay_, decay_bounds_,
                            loss_and_norm, updates_);
-  const auto apply = [&](const cuda::AdamWPart& part) { update.Apply(part); };
-  BURST_RETURN_IF_ERROR(update.ApplyMuon(with_state));
-  if (stream_ != nullptr) {
-    stream_->Update(with_state, apply);
+  if (stream_ == nullptr) {
+    for (const UpdateStep& step : update.MuonSteps(with_state, m_.numel())) {
+      BURST_RETURN_IF_ERROR(step.run(step.state));
+    }
+    for (const cuda::AdamWPart& part : with_state) update.Apply(part);
     return absl::OkStatus();
   }
-  for (const cuda::AdamWPart& part : with_state) apply(part);
-  return absl::OkStatus();
+  std::vector<UpdateStep> steps = update.MuonSteps(with_state, streamed_);
+  for (const cuda::AdamWPart& part : with_state) update.AddSteps(part, streamed_, &steps);
+  return stream_->Run(steps);
 }
 
 absl::Status AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,

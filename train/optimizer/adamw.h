@@ -43,7 +43,7 @@ class AdamW {
   // streamed > 0 (a multiple of 64): the moments are in the host's memory, page-locked, and so are
   // the masters of parts that have `compute` (both Tensor::ZerosOnHost). An update streams them
   // through the device, `streamed` elements at a time, and makes the same bits. Read them only when
-  // the device has done all queued work (SynchronizeDevice). Not with Muon.
+  // the device has done all queued work (SynchronizeDevice).
   AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
         DeviceType device = DeviceType::kCpu, int64_t streamed = 0,
         std::unique_ptr<Muon> muon = nullptr);
@@ -92,6 +92,7 @@ class AdamW {
 
  private:
   void CheckParts(absl::Span<const Part> parts) const;
+  std::vector<cuda::AdamWPart> WithState(absl::Span<const Part> parts) const;
 
   const AdamWOptions options_;
   const std::vector<DecayRange> decay_;
@@ -102,6 +103,7 @@ class AdamW {
   Tensor m_, v_;
   Tensor updates_;       // [1] float64, exact to 2^53: the host does not know which steps made one
   Tensor decay_bounds_;  // of a GPU: begin, end, begin, end... likewise
+  const int64_t streamed_;
   std::unique_ptr<StateStream> stream_;  // null: everything is on the device
 };
 

@@ -97,30 +97,27 @@ void OrthogonalizeOnGpu(const MuonMatrix& matrix, const Tensor& x) {
   }
 }
 
-// Updates the momentum of a part of a matrix. Returns that part of u.
-Tensor Direction(const MuonUpdate& update, double momentum, const cuda::AdamWPart& part) {
-  const Tensor u = Tensor::EmptyLike(part.m);
-  if (u.numel() == 0) return u;
+// Updates the momentum m of elements of a matrix by their gradients g, and sets their u. All [n].
+void SetDirection(const MuonUpdate& update, double momentum, const Tensor& g, const Tensor& m,
+                  const Tensor& u) {
   if (u.device() == DeviceType::kCuda) {
-    BURST_GPU_KERNEL(MuonDirection, momentum, update.gpu_grad_scale, update.loss_and_norm,
-                     part.grads, part.m, u);
-    return u;
+    BURST_GPU_KERNEL(MuonDirection, momentum, update.gpu_grad_scale, update.loss_and_norm, g, m, u);
+    return;
   }
   DispatchFloat(u.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const T keep = static_cast<T>(momentum), rest = static_cast<T>(1 - momentum);
     const T grad_scale = static_cast<T>(update.grad_scale);
-    const T* const g = part.grads.data<T>();
-    T *const m = part.m.data<T>(), *const direction = u.data<T>();
+    const T* const gradients = g.data<T>();
+    T *const moments = m.data<T>(), *const direction = u.data<T>();
     ForBlocks(u.numel(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const T gradient = rest * (g[i] * grad_scale);
-        m[i] = std::fma(keep, m[i], gradient);
-        direction[i] = std::fma(keep, m[i], gradient);
+        const T gradient = rest * (gradients[i] * grad_scale);
+        moments[i] = std::fma(keep, moments[i], gradient);
+        direction[i] = std::fma(keep, moments[i], gradient);
       }
     });
   });
-  return u;
 }
 
 // Copies a matrix, [rows cols], from its blocks of columns to rows, or from rows to its blocks.
@@ -153,26 +150,38 @@ Tensor Orthogonalized(const MuonUpdate& update, const MuonMatrix& matrix, const 
   return Arranged(matrix, x, /*to_rows=*/false);
 }
 
-// Updates the weights of a part of a matrix by that part, x, of the direction.
+// Updates masters of a matrix by their elements x of the direction, and rounds them into compute,
+// unless that is null. All [n].
 void Apply(const MuonUpdate& update, const MuonMatrix& matrix, const Tensor& x,
-           const cuda::AdamWPart& part) {
-  if (x.numel() == 0) return;
+           const Tensor& masters, const Tensor& compute) {
   const double longer = static_cast<double>(std::max(matrix.rows, matrix.cols));
   const double step_size = 0.2 * std::sqrt(longer) * update.lr;
   if (x.device() == DeviceType::kCuda) {
-    BURST_GPU_KERNEL(ApplyMuon, update.keep, step_size, update.loss_and_norm, x, part.masters,
-                     part.compute);
+    BURST_GPU_KERNEL(ApplyMuon, update.keep, step_size, update.loss_and_norm, x, masters, compute);
     return;
   }
   DispatchFloat(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const T keep = static_cast<T>(update.keep), step = static_cast<T>(step_size);
     const T* const direction = x.data<T>();
-    T* const p = part.masters.data<T>();
+    T* const p = masters.data<T>();
     ForBlocks(x.numel(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) p[i] = std::fma(keep, p[i], -(step * direction[i]));
     });
   });
+  if (!compute.null()) compute.CopyFrom(masters.To(DType::kBFloat16));
+}
+
+// Orders matrices of equal work so that each round has some from everywhere in the model. Ranks
+// that divide a state into consecutive parts then have as many elements in every round, many of
+// them of the matrix that they orthogonalize.
+void SpreadRounds(absl::Span<MuonMatrix> equal, size_t ranks) {
+  const size_t rounds = (equal.size() + ranks - 1) / ranks;
+  std::vector<MuonMatrix> spread;
+  for (size_t round = 0; round < rounds; ++round) {
+    for (size_t i = round; i < equal.size(); i += rounds) spread.push_back(std::move(equal[i]));
+  }
+  std::move(spread.begin(), spread.end(), equal.begin());
 }
 
 }  // namespace
@@ -184,6 +193,11 @@ Muon::Muon(std::vector<MuonMatrix> matrices, double momentum, Communicator* rank
       rank_(ranks == nullptr ? 0 : ranks->rank()) {
   std::stable_sort(matrices_.begin(), matrices_.end(),
                    [](const auto& a, const auto& b) { return a.work() > b.work(); });
+  const absl::Span<MuonMatrix> all = absl::MakeSpan(matrices_);
+  for (size_t first = 0, end = 0; first < all.size(); first = end) {
+    while (end < all.size() && all[end].work() == all[first].work()) ++end;
+    SpreadRounds(all.subspan(first, end - first), ranks == nullptr ? 1 : ranks->world_size());
+  }
   for (const MuonMatrix& matrix : matrices_) {
     BURST_CHECK_EQ(static_cast<int>(matrix.pieces.size()),
                    ranks == nullptr ? 1 : ranks->world_size());
@@ -205,43 +219,99 @@ int64_t Muon::NumelBefore(int64_t at) const {
   return numel_before_[next - own_.begin() - 1] + std::min(at - last.at, last.length);
 }
 
-absl::Status Muon::Update(const MuonUpdate& update, const PartOf& part_of) const {
+// The update of matrices of which rank r orthogonalizes matrix r.
+struct Muon::Round {
+  MuonUpdate update;
+  absl::Span<const MuonMatrix> matrices;
+  std::vector<cuda::AdamWPart> parts;  // this rank's elements of each matrix
+  // These elements' u, and then their directions. Empty before the round and after it.
+  std::vector<Tensor> directions;
+
+  // Calls add(i, cut) for the pieces of each part i; cut(tensor) is a tensor's elements of a piece.
+  template <typename Add>
+  void ForEachPiece(int64_t piece, const Add& add) const {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      ForPieces(0, parts[i].m.numel(), piece, [&](int64_t begin, int64_t end) {
+        add(i,
+            [=](const Tensor& all) { return all.null() ? all : all.Slice(0, begin, end - begin); });
+      });
+    }
+  }
+};
+
+std::vector<UpdateStep> Muon::Steps(const MuonUpdate& update, const PartOf& part_of,
+                                    int64_t piece) const {
   const absl::Span<const MuonMatrix> all = matrices_;
   const size_t ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
+  std::vector<UpdateStep> steps;
   for (size_t first = 0; first < all.size(); first += ranks) {
-    BURST_RETURN_IF_ERROR(UpdateRound(update, all.subspan(first, ranks), part_of));
+    const auto round = std::make_shared<Round>();
+    round->update = update;
+    round->matrices = all.subspan(first, ranks);
+    for (const MuonMatrix& matrix : round->matrices) {
+      const MuonPiece& own = matrix.pieces[rank_];
+      round->parts.push_back(part_of(own.at, own.at + own.length));
+    }
+    AddSteps(round, piece, &steps);
   }
-  return absl::OkStatus();
+  return steps;
 }
 
-// Updates matrices of which rank r orthogonalizes matrix r.
-absl::Status Muon::UpdateRound(const MuonUpdate& update, absl::Span<const MuonMatrix> round,
-                               const PartOf& part_of) const {
-  std::vector<cuda::AdamWPart> parts;
-  std::vector<Tensor> pieces;  // this rank's elements of each matrix's direction
-  for (const MuonMatrix& matrix : round) {
-    const MuonPiece& piece = matrix.pieces[rank_];
-    parts.push_back(part_of(piece.at, piece.at + piece.length));
-    pieces.push_back(Direction(update, momentum_, parts.back()));
-  }
-  const MuonMatrix* const own = static_cast<size_t>(rank_) < round.size() ? &round[rank_] : nullptr;
-  Tensor whole = ranks_ == nullptr ? pieces[0] : Tensor();
-  if (ranks_ != nullptr) {
-    if (own != nullptr)
-      whole = Tensor::Empty({own->numel()}, pieces[0].dtype(), pieces[0].device());
-    BURST_RETURN_IF_ERROR(Exchange(round, pieces, whole, /*back=*/false));
-  }
-  if (own != nullptr) whole = Orthogonalized(update, *own, whole);
-  if (ranks_ != nullptr) {
-    for (Tensor& piece : pieces) {
-      piece = Tensor::Empty({piece.numel()}, update.dtype, piece.device());
+void Muon::AddSteps(const std::shared_ptr<Round>& round, int64_t piece,
+                    std::vector<UpdateStep>* steps) const {
+  const auto add = [&](std::vector<Tensor> state, const auto& run) {
+    steps->push_back({std::move(state), [run](absl::Span<const Tensor> here) {
+                        run(here);
+                        return absl::OkStatus();
+                      }});
+  };
+  using Tensors = absl::Span<const Tensor>;
+  add({}, [round](Tensors) {
+    for (const cuda::AdamWPart& part : round->parts) {
+      round->directions.push_back(
+          Tensor::Empty(part.m.shape(), part.m.dtype(), part.grads.device()));
     }
-    BURST_RETURN_IF_ERROR(Exchange(round, pieces, whole, /*back=*/true));
-  } else {
-    pieces[0] = whole;
+  });
+  round->ForEachPiece(piece, [&](size_t i, const auto& cut) {
+    add({cut(round->parts[i].m)}, [=](Tensors here) {
+      SetDirection(round->update, momentum_, cut(round->parts[i].grads), here[0],
+                   cut(round->directions[i]));
+    });
+  });
+  steps->push_back({{}, [=](Tensors) { return OrthogonalizeRound(round.get()); }});
+  round->ForEachPiece(piece, [&](size_t i, const auto& cut) {
+    const Tensor masters = cut(round->parts[i].masters), compute = cut(round->parts[i].compute);
+    const bool rounds = !compute.null();
+    add(rounds ? std::vector<Tensor>{masters} : std::vector<Tensor>(), [=](Tensors here) {
+      Apply(round->update, round->matrices[i], cut(round->directions[i]),
+            rounds ? here[0] : masters, compute);
+    });
+  });
+  add({}, [round](Tensors) { round->directions.clear(); });
+}
+
+// Replaces the directions' u.
+absl::Status Muon::OrthogonalizeRound(Round* round) const {
+  std::vector<Tensor>& pieces = round->directions;
+  const bool works = static_cast<size_t>(rank_) < round->matrices.size();
+  const auto orthogonalize = [&](const Tensor& u) {
+    return Orthogonalized(round->update, round->matrices[rank_], u);
+  };
+  if (ranks_ == nullptr) {
+    pieces[0] = orthogonalize(pieces[0]);
+    return absl::OkStatus();
   }
-  for (size_t i = 0; i < round.size(); ++i) Apply(update, round[i], pieces[i], parts[i]);
-  return absl::OkStatus();
+  Tensor whole;
+  if (works) {
+    const int64_t numel = round->matrices[rank_].numel();
+    whole = Tensor::Empty({numel}, pieces[0].dtype(), pieces[0].device());
+  }
+  BURST_RETURN_IF_ERROR(Exchange(round->matrices, pieces, whole, /*back=*/false));
+  if (works) whole = orthogonalize(whole);
+  for (Tensor& piece : pieces) {
+    piece = Tensor::Empty({piece.numel()}, round->update.dtype, piece.device());
+  }
+  return Exchange(round->matrices, pieces, whole, /*back=*/true);
 }
 
 // Sends pieces to the ranks that have the whole matrices, or gets them back from there.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,6 +13,7 @@
 #include "burst/tensor/tensor.h"
 #include "model/ops/matmul.h"
 #include "train/optimizer/adamw_cuda.h"
+#include "train/optimizer/update_step.h"
 
 namespace burst {
 
@@ -66,8 +68,9 @@ void Orthogonalize(const MatrixView<T>& x);
 //
 // Ranks may divide a matrix. Each rank has the momentum of its elements. One rank gathers u,
 // orthogonalizes it and sends the elements back, so the bits do not depend on the division. The
-// matrices are sorted by falling work and dealt out to the ranks in turn. All ranks work on one
-// matrix each at a time, which takes memory for about six more.
+// matrices are sorted by falling work and dealt out to the ranks in turn, those of equal work from
+// everywhere in the model. All ranks work on one matrix each at a time, which takes memory for
+// about six more.
 class Muon {
  public:
   // `ranks` has a rank for each of a matrix's pieces, or is null for one; it must outlive the
@@ -83,13 +86,18 @@ class Muon {
 
   // Returns the elements [begin, end) of a rank's state.
   using PartOf = std::function<cuda::AdamWPart(int64_t begin, int64_t end)>;
-  // Updates masters and m of this rank's elements. On a GPU the update is queued, and rounds the
-  // masters into bfloat16 values. Collective in `ranks`.
-  absl::Status Update(const MuonUpdate& update, const PartOf& part_of) const;
+  // Returns the steps of an update of masters and m of this rank's elements, to be run in order,
+  // once. Each has at most `piece` elements of the state. Between the pieces, matrices are whole on
+  // the device. On a GPU the steps are queued. They round the masters into bfloat16 values.
+  // Collective in `ranks`.
+  std::vector<UpdateStep> Steps(const MuonUpdate& update, const PartOf& part_of,
+                                int64_t piece) const;
 
  private:
-  absl::Status UpdateRound(const MuonUpdate& update, absl::Span<const MuonMatrix> round,
-                           const PartOf& part_of) const;
+  struct Round;
+  void AddSteps(const std::shared_ptr<Round>& round, int64_t piece,
+                std::vector<UpdateStep>* steps) const;
+  absl::Status OrthogonalizeRound(Round* round) const;
   absl::Status Exchange(absl::Span<const MuonMatrix> round, absl::Span<const Tensor> pieces,
                         const Tensor& whole, bool back) const;
 

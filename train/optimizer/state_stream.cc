@@ -1,85 +1,70 @@
 #include "train/optimizer/state_stream.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
-#include "burst/base/check.h"
-
 namespace burst {
-namespace {
 
-cuda::AdamWPart Slice(const cuda::AdamWPart& part, int64_t begin, int64_t length) {
-  const auto slice = [&](const Tensor& tensor) {
-    return tensor.null() ? tensor : tensor.Slice(0, begin, length);
-  };
-  return {part.offset + begin, slice(part.grads), slice(part.masters),
-          slice(part.m),       slice(part.v),     slice(part.compute)};
-}
-
-// Returns the part's tensors that are in the host's memory.
-std::vector<Tensor*> OnHost(cuda::AdamWPart* part) {
-  std::vector<Tensor*> tensors = {&part->m, &part->v};
-  if (!part->compute.null()) tensors.push_back(&part->masters);
-  return tensors;
-}
-
-}  // namespace
-
-StateStream::StateStream(DeviceType device, int64_t piece)
+StateStream::StateStream(DeviceType device)
     : device_(device),
-      piece_(piece),
       buffers_{Buffer(device), Buffer(device), Buffer(device)},
       in_(device),
-      out_(device) {
-  BURST_CHECK(piece > 0 && piece % 64 == 0);
-}
+      out_(device) {}
 
-void StateStream::Update(absl::Span<const cuda::AdamWPart> parts,
-                         const std::function<void(const cuda::AdamWPart& piece)>& update) {
-  std::vector<cuda::AdamWPart> pieces;
-  int64_t longest = 0;
-  for (const cuda::AdamWPart& part : parts) {
-    const int64_t n = part.masters.numel();
-    longest = std::max(longest, std::min(n, piece_));
-    for (int64_t at = 0; at < n; at += piece_) {
-      pieces.push_back(Slice(part, at, std::min(piece_, n - at)));
-    }
+absl::Status StateStream::Run(absl::Span<const UpdateStep> steps) {
+  std::vector<const UpdateStep*> copied;  // the steps that have a state
+  int64_t rows = 0, longest = 0;
+  for (const UpdateStep& step : steps) {
+    if (step.state.empty()) continue;
+    copied.push_back(&step);
+    rows = std::max(rows, static_cast<int64_t>(step.state.size()));
+    longest = std::max(longest, step.state[0].numel());
   }
-  if (pieces.empty()) return;
-  const int64_t stride = (longest + 63) / 64 * 64;
+  const int64_t stride = (longest + 63) / 64 * 64;  // so that vectorized loads can begin there
   for (Buffer& buffer : buffers_) {
-    buffer.memory = Tensor::Empty({3, stride}, pieces[0].m.dtype(), device_);
+    if (copied.empty()) break;
+    buffer.memory = Tensor::Empty({rows, stride}, copied[0]->state[0].dtype(), device_);
   }
 
   const auto buffer_of = [&](size_t i) -> Buffer& { return buffers_[i % buffers_.size()]; };
-  std::vector<cuda::AdamWPart> here = pieces;  // the pieces on the device
+  std::vector<std::vector<Tensor>> here(copied.size());  // the state of each on the device
   const auto fetch = [&](size_t i) {
-    if (i >= pieces.size()) return;
+    if (i >= copied.size()) return;
     Buffer& buffer = buffer_of(i);
     if (i >= buffers_.size()) buffer.emptied.Wait();
-    int64_t row = 0;
-    for (Tensor* tensor : OnHost(&here[i])) {
-      const Tensor from = *tensor;
-      *tensor = buffer.memory.Slice(0, row++, 1).View({-1}).Slice(0, 0, from.numel());
-      in_.Copy(tensor->raw_data(), device_, from.raw_data(), DeviceType::kCpu, from.size_bytes(),
-               &buffer.filled);
+    for (const Tensor& from : copied[i]->state) {
+      const auto row = static_cast<int64_t>(here[i].size());
+      here[i].push_back(buffer.memory.Slice(0, row, 1).View({-1}).Slice(0, 0, from.numel()));
+      in_.Copy(here[i].back().raw_data(), device_, from.raw_data(), DeviceType::kCpu,
+               from.size_bytes(), &buffer.filled);
     }
   };
   fetch(0);
   fetch(1);
-  for (size_t i = 0; i < pieces.size(); ++i) {
+  absl::Status status;
+  size_t i = 0;  // number of the next copied step
+  for (auto step = steps.begin(); step != steps.end() && status.ok(); ++step) {
+    if (step->state.empty()) {
+      status = step->run({});
+      continue;
+    }
     Buffer& buffer = buffer_of(i);
     buffer.filled.Wait();
-    update(here[i]);
-    const std::vector<Tensor*> from = OnHost(&here[i]), to = OnHost(&pieces[i]);
-    for (size_t k = 0; k < from.size(); ++k) {
-      out_.Copy(to[k]->raw_data(), DeviceType::kCpu, from[k]->raw_data(), device_,
-                from[k]->size_bytes(), &buffer.emptied);
+    status = step->run(here[i]);
+    for (size_t k = 0; k < step->state.size(); ++k) {
+      out_.Copy(step->state[k].raw_data(), DeviceType::kCpu, here[i][k].raw_data(), device_,
+                step->state[k].size_bytes(), &buffer.emptied);
     }
-    fetch(i + 2);  // takes the buffer of the piece before this one
+    fetch(i + 2);  // takes the buffer of the copied step before this one
+    ++i;
   }
-  for (size_t i = 0; i < std::min(pieces.size(), buffers_.size()); ++i) buffers_[i].emptied.Wait();
-  for (Buffer& buffer : buffers_) buffer.memory = Tensor();
+  for (size_t k = 0; k < std::min(i, buffers_.size()); ++k) buffers_[k].emptied.Wait();
+  for (Buffer& buffer : buffers_) {
+    if (!status.ok()) buffer.filled.Wait();
+    buffer.memory = Tensor();
+  }
+  return status;
 }
 
 }  // namespace burst

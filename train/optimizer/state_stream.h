@@ -4,40 +4,34 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <functional>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "burst/device/copy_stream.h"
 #include "burst/tensor/tensor.h"
-#include "train/optimizer/adamw_cuda.h"
+#include "train/optimizer/update_step.h"
 
 namespace burst {
 
 // Belongs to one thread.
 class StateStream {
  public:
-  // `piece`: the elements of a piece, a multiple of 64, so that pieces begin where vectorized loads
-  // can.
-  StateStream(DeviceType device, int64_t piece);
+  explicit StateStream(DeviceType device);
 
-  // Calls update(piece) for the pieces of all parts, in order; each has the tensors of its range of
-  // the part, all on the device. The moments m and v are in the host's memory, and so are masters
-  // where compute is not null. Values that `update` writes into them are there, too, once the
-  // device has done all queued work.
-  void Update(absl::Span<const cuda::AdamWPart> parts,
-              const std::function<void(const cuda::AdamWPart& piece)>& update);
+  // Runs the steps in order. Their state is in the host's memory, and each of them gets it on the
+  // device. What a step writes into it is in the host's memory, too, once the device has done all
+  // queued work. Returns the first error of a step; the steps behind it do not run.
+  absl::Status Run(absl::Span<const UpdateStep> steps);
 
  private:
-  // Memory of the device for a piece: one is filled, one is updated, one is copied back.
+  // Memory of the device for a step: one is filled, one is updated, one is copied back.
   struct Buffer {
     explicit Buffer(DeviceType device) : filled(device), emptied(device) {}
-    Tensor memory;  // [3, piece]
+    Tensor memory;  // [most tensors of a step, most elements of one]
     CopyStream::Mark filled, emptied;
   };
 
   const DeviceType device_;
-  const int64_t piece_;
   std::array<Buffer, 3> buffers_;
   CopyStream in_, out_;  // copies of both directions run at the same time
 };
