@@ -113,7 +113,7 @@ typedef struct burst_comm burst_comm;
 
 /* Connects the ranks. Collective. They use Unix sockets on one host and encrypted TCP between
  * hosts. Ranks on GPUs need a GPU each and also use NCCL: the one that the process has loaded, else
- * libnccl.so.2. On one host CUDA IPC carries short messages, unless a rank has BURST_IPC=0 in its
+ * libnccl.so.2. On one host CUDA IPC carries short messages, if all ranks have BURST_IPC=1 in their
  * environment. `timeout_s`: how long ranks wait for one another, here and in later calls, before
  * the group fails; 0: three minutes here, later for ever. */
 burst_code burst_comm_create(burst_context* context, const burst_unique_id* id, int32_t rank,

@@ -34,10 +34,14 @@ struct HeadDims {
 
 inline constexpr HeadDims kWideHeadDims = {1, 256, 1};   // float32 and float64, both widths
 inline constexpr HeadDims k16BitHeadDims = {8, 256, 8};  // bfloat16 and float16, one width
-// bfloat16 and float16 where v has another width than q and k, on Hopper GPUs.
+// bfloat16 and float16 where v has another width than q and k, by Hopper's kernels.
 inline constexpr HeadDims kHeadDimsOfTwo = {8, 192, 8}, kValueDimsOfTwo = {8, 128, 8};
 // Heads of 64 and less would gain little in fp8: exponentials take most of their time.
 inline constexpr HeadDims kFp8HeadDims = {72, 128, 8};  // the forward in 8 bits, on Hopper GPUs
+
+// Whether a GPU takes a v of another width. It is false until tests/kernels:two_widths_cuda_test
+// has run on a GPU; the kernels are there.
+inline constexpr bool kGpusTakeTwoWidths = false;
 
 // Whether kernels of float32 and float64 serve these widths.
 constexpr bool WideKernelsServe(const HeadWidths& widths) {

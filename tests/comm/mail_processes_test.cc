@@ -49,6 +49,7 @@ std::vector<int> RunProcesses(int size, const std::function<void(Rank&)>& body) 
     pids.push_back(fork());  // before this process uses a GPU
     if (pids.back() != 0) continue;
     alarm(60);
+    setenv("BURST_IPC", "1", 1);
     if (rank != 0) listener.Close();
     auto met = Rendezvous(Options(rank, size, port), rank == 0 ? std::move(listener) : Listener());
     if (!met.ok()) std::_Exit(99);
@@ -130,8 +131,8 @@ TEST(PeerMail, CarriesMessagesOfAnyLength) {
     std::deque<MessageBuffer> sent, received;
     std::vector<Bytes> expected;
     int number = 0;
-    for (const int64_t bytes : {int64_t{1}, int64_t{4099}, mailbox / 4 - 5, mailbox / 4 + 5,
-                                mailbox, mailbox + 77, 3 * mailbox}) {
+    for (const int64_t bytes : {int64_t{1}, int64_t{4099}, mailbox / kMailSlots - 5,
+                                mailbox / kMailSlots + 5, mailbox, mailbox + 77, 3 * mailbox}) {
       for (const Channel channel : {Channel::kRead, Channel::kGradient}) {
         sent.emplace_back(Message(bytes + 3, comm.rank(), Next(comm), number), DeviceType::kCuda);
         received.emplace_back(Bytes(bytes + 3), DeviceType::kCuda);

@@ -56,9 +56,9 @@ srun_like() {
 export -f srun_like; export ranks binary
 expect 0 "srun" bash -c 'srun_like --gtest_filter=*Ring'
 expect 0 "srun" bash -c 'srun_like library'
-expect 0 "srun" env BURST_IPC=0 bash -c 'srun_like library'
+expect 0 "srun" env BURST_IPC=1 bash -c 'srun_like library'
 # All streams share one queue of the GPU.
-expect 0 "srun" env CUDA_DEVICE_MAX_CONNECTIONS=1 bash -c 'srun_like library --gtest_filter=*Ring'
+expect 0 "srun" env BURST_IPC=1 CUDA_DEVICE_MAX_CONNECTIONS=1 bash -c 'srun_like library --gtest_filter=*Ring'
 
 start wait
 for ((rank = 0; rank < ranks; ++rank)); do

@@ -89,6 +89,7 @@ void MakeExact(Draws& draws, Case* drawn) {
 // The sizes of a model on which other options depend.
 struct Sizes {
   int64_t kv_heads = 0, layers = 0;
+  bool norms_all = false;  // one norm of all heads: not with --head_chunk
 };
 
 // Draws the model, as JSON.
@@ -118,7 +119,7 @@ Sizes DrawModel(Draws& draws, int64_t number, int64_t stages, TrainConfig* c) {
                           ",\"width\":", heads * head_dim, ",\"heads\":", heads,
                           ",\"kv_heads\":", kv_heads, ",\"ffn\":", ffn,
                           ",\"tied_embeddings\":", draws.OneIn(2) ? "true" : "false", more, "}");
-  return {kv_heads, layers};
+  return {kv_heads, layers, norms_all};
 }
 
 // Draws the data and the optimization.
@@ -161,7 +162,7 @@ void DrawRanks(Draws& draws, int64_t most, int64_t stages, int64_t layers, Train
 }
 
 // Draws how attention is spread, and what saves memory.
-void DrawExecution(Draws& draws, int64_t stages, int64_t kv_heads, TrainConfig* config) {
+void DrawExecution(Draws& draws, int64_t stages, const Sizes& sizes, TrainConfig* config) {
   TrainConfig& c = *config;
   c.layout = draws.OneOf<Layout>(
       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kBalanced});
@@ -187,8 +188,8 @@ void DrawExecution(Draws& draws, int64_t stages, int64_t kv_heads, TrainConfig* 
   if (!tensor && draws.OneIn(3)) {
     c.ffn_chunk = draws.Between(1, c.seqlen + 1);
   }
-  if (!tensor && !norms_all && c.recompute != Recompute::kSequence && draws.OneIn(3)) {
-    c.head_chunk = kv_heads % 2 == 0 && draws.OneIn(2) ? kv_heads / 2 : 1;
+  if (!tensor && !sizes.norms_all && c.recompute != Recompute::kSequence && draws.OneIn(3)) {
+    c.head_chunk = sizes.kv_heads % 2 == 0 && draws.OneIn(2) ? sizes.kv_heads / 2 : 1;
   }
 }
 
@@ -224,7 +225,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   result.reference.threads = 2;
 
   DrawRanks(draws, most, stages, sizes.layers, &c);
-  DrawExecution(draws, stages, sizes.kv_heads, &c);
+  DrawExecution(draws, stages, sizes, &c);
   if (stages == 1 && draws.OneIn(5)) MakeExact(draws, &result);
   DrawScores(draws, &result);
   return result;

@@ -237,8 +237,8 @@ def bits(device, group):
 
 
 def carriers(device, group):
-    """A group that was connected with BURST_IPC=0, whose messages NCCL carries, gets the same bits."""
-    os.environ["BURST_IPC"] = "0"
+    """A group that was connected with BURST_IPC=1, whose short messages CUDA IPC carries, gets the same bits."""
+    os.environ["BURST_IPC"] = "1"
     other = dist.new_group()
     burst.connect(other, device)
     del os.environ["BURST_IPC"]

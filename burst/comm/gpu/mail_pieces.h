@@ -22,7 +22,7 @@
 
 namespace burst {
 
-inline constexpr uint32_t kMailSlots = 4;
+inline constexpr uint32_t kMailSlots = 2;
 static_assert((uint64_t{1} << 32) % kMailSlots == 0, "piece numbers wrap around");
 
 // The distances from a rank to the ranks that a ring sends to: both neighbors, and the opposite

@@ -48,10 +48,10 @@ uint64_t HostNumber() {
 
 absl::StatusOr<bool> IsWanted() {
   const char* const value = std::getenv(kVariable);
-  const std::string text = value == nullptr ? "1" : value;
+  const std::string text = value == nullptr ? "0" : value;
   if (text == "0" || text == "1") return text == "1";
   return absl::InvalidArgumentError(
-      absl::StrCat(kVariable, ": must be 0 or 1; got ", text, "; leave it out for 1"));
+      absl::StrCat(kVariable, ": must be 0 or 1; got ", text, "; leave it out for 0"));
 }
 
 absl::StatusOr<bool> AllCan(Communicator* host, bool can) {

@@ -60,13 +60,13 @@ class PeerMail {
  public:
   // The memory of a rank's mailboxes, all together. At 2 ranks a mailbox holds 32 MiB.
   static constexpr int64_t kMailBytes = int64_t{64} << 20;
-  // The longest message. The copy out of the mailbox costs a longer one more than NCCL's kernels
-  // cost the attention that hides it.
-  static constexpr int64_t kMostBytes = int64_t{32} << 20;
+  // The longest message. Longer ones take longer than by NCCL, because of the copy out of the
+  // mailbox (benchmarks/results/ring_messages_2_h200.json).
+  static constexpr int64_t kMostBytes = int64_t{16} << 20;
 
   // Collective; `host` connects the same ranks. Null on all ranks if one of them cannot map
-  // another's memory, uses another host, or has BURST_IPC=0 in its environment. InvalidArgument for
-  // other values than 0 and 1. `mails` must outlive the object.
+  // another's memory, uses another host, or has no BURST_IPC=1 in its environment. InvalidArgument
+  // for other values than 0 and 1. `mails` must outlive the object.
   static absl::StatusOr<std::unique_ptr<PeerMail>> Create(Communicator* host, PeerMails* mails);
   // Waits until the receivers have copied out what this rank sent, unless there was a failure.
   ~PeerMail();

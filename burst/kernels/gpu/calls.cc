@@ -109,6 +109,7 @@ void CheckCall(const FlashBackwardParams& params) {
 
 bool Serves(KernelFamily family, DType dtype, const HeadWidths& widths) {
   const int capability = CurrentContext().compute_capability;
+  if (!widths.equal() && !kGpusTakeTwoWidths) return false;
   switch (family) {
     case KernelFamily::kSimt:
       return (dtype == kFloat || dtype == DType::kFloat64) && WideKernelsServe(widths) &&
@@ -223,9 +224,8 @@ std::string NotServed(DType dtype, const HeadWidths& widths) {
        << " KB of shared memory a block: float32 goes up to " << kWideHeadDims.most
        << ", float64 too where a block has 131 KB, else to 128; bfloat16 and float16 need a "
           "multiple "
-       << "of " << k16BitHeadDims.multiple << " up to " << k16BitHeadDims.most
-       << " and 8.0, where v has another width up to " << kHeadDimsOfTwo.most << " and "
-       << kValueDimsOfTwo.most << " for v, and 9.0";
+       << "of " << k16BitHeadDims.multiple << " up to " << k16BitHeadDims.most << " and 8.0"
+       << (widths.equal() ? "" : "; v must have the head_dim of q and k");
   return text.str();
 }
 
