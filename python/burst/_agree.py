@@ -61,9 +61,10 @@ def _check_fit(q, k, v, cross):
             raise ValueError("%s: must be on q's device, %s; got %s" % (name, q.device, tensor.device))
         if (tensor.shape[0] != q.shape[0] or (tensor is k and k.shape[3] != q.shape[3]) or
                 (not cross and tensor.shape[1] != q.shape[1])):
-            same = ["batch"] + ([] if cross else ["tokens"]) + (["head_dim"] if tensor is k else [])
+            same = "batch" if cross else "batch, tokens" if tensor is k else "batch and tokens"
+            same += " and head_dim" if tensor is k else ""
             raise ValueError("%s: must have the %s of q, whose shape is %s; got the shape %s%s" %
-                             (name, " and ".join(same), list(q.shape), list(tensor.shape),
+                             (name, same, list(q.shape), list(tensor.shape),
                               "" if cross or tensor.shape[1] == q.shape[1] else
                               "; burst.cross_attention takes another number of keys"))
     if cross and k.shape[1] != v.shape[1]:

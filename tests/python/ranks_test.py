@@ -39,7 +39,7 @@ def wrong_arguments(rank, group):
         assert text in message, (text, message)
 
     says("k: must have the batch, tokens and head_dim of q", k=k[:, :-1])
-    says("v: must have the batch, tokens", v=torch.cat((v, v), 3))
+    says("v: must have the batch and tokens of q", v=v[:, :-1])
     says("k: must have the batch, tokens", k=k[..., :4])
     says("v: must have the 2 heads of k; got 1", v=v[:, :, :1])
     says("k: must have a number of heads that divides q's 3; got 2", q=q[:, :, :3])

@@ -142,10 +142,11 @@ TEST_F(CudaTrain, TwoGpusShareANormOfAllHeads) {
     const std::vector<double> two = Losses(options);
     ASSERT_EQ(two.size(), one.size());
     for (size_t i = 0; i < one.size(); ++i) {
-      EXPECT_NEAR(two[i], one[i], tolerance * one[i]) << Name(precision) << ", step " << i + 1;
+      EXPECT_NEAR(two[i], one[i], tolerance * one[i])
+          << NameOf(precision, kPrecisions) << ", step " << i + 1;
     }
     options.recompute = Recompute::kFull;
-    EXPECT_EQ(Losses(options), two) << Name(precision);
+    EXPECT_EQ(Losses(options), two) << NameOf(precision, kPrecisions);
   }
 }
 

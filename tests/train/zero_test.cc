@@ -188,7 +188,7 @@ TEST_F(Zero, AnOffloadedOptimizerTakesTheSameSteps) {
       if (kTestDevice == DeviceType::kCuda) options.precision = Precision::kBf16;
       for (int64_t zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
         EXPECT_TRUE(Train(options, zero, Offload::kOptimizer) == Train(options, zero))
-            << Name(optimizer) << ", " << dp << " ranks, stage " << zero;
+            << NameOf(optimizer, kOptimizers) << ", " << dp << " ranks, stage " << zero;
       }
     }
   }
