@@ -20,6 +20,7 @@ void PostReadback(void* readback, const void* from, size_t bytes);
 const void* WaitForReadback(void* readback);
 // Returns null if the system has no page-locked memory left.
 void* AllocatePageLocked(size_t bytes);
-void FreePageLocked(void* memory);
+// bytes: of the allocation.
+void FreePageLocked(void* memory, size_t bytes);
 }  // namespace cuda
 }  // namespace burst

@@ -35,7 +35,7 @@ void GiveReadbackBack(void*) { CudaUnavailable(); }
 void PostReadback(void*, const void*, size_t) { CudaUnavailable(); }
 const void* WaitForReadback(void*) { CudaUnavailable(); }
 void* AllocatePageLocked(size_t) { CudaUnavailable(); }
-void FreePageLocked(void*) { CudaUnavailable(); }
+void FreePageLocked(void*, size_t) { CudaUnavailable(); }
 
 }  // namespace cuda
 }  // namespace burst

@@ -65,7 +65,7 @@ const void* Readback::Wait() const {
   return page_locked_ != nullptr ? cuda::WaitForReadback(page_locked_) : bytes_;
 }
 
-HostBuffer::HostBuffer(DeviceType device, size_t bytes) {
+HostBuffer::HostBuffer(DeviceType device, size_t bytes) : bytes_(bytes) {
   if (device == DeviceType::kCuda && SimulatedGpu::Current() != nullptr) {
     simulated_ = true;
     bytes_ = std::max<size_t>(bytes, 1);
@@ -79,7 +79,7 @@ HostBuffer::HostBuffer(DeviceType device, size_t bytes) {
 }
 
 HostBuffer::~HostBuffer() {
-  if (page_locked_ != nullptr) cuda::FreePageLocked(page_locked_);
+  if (page_locked_ != nullptr) cuda::FreePageLocked(page_locked_, bytes_);
   if (reserved_ != nullptr) munmap(reserved_, bytes_);
 }
 

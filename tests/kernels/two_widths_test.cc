@@ -68,8 +68,8 @@ TEST_P(TwoWidthsTest, NoWorseThanNaiveAndTheSameInTwoRuns) {
   AttentionResults any_order = UnfilledResults(problem);
   any_order.out = results.out;
   any_order.lse = results.lse;
-  FlashBackwardParams params =
-      BackwardParams(problem, any_order, DeltaOf(problem, results.out, Kernels()));
+  const Tensor delta = DeltaOf(problem, results.out, Kernels());
+  FlashBackwardParams params = BackwardParams(problem, any_order, delta);
   params.deterministic = false;
   Kernels().Backward(params);
   ExpectRight(any_order, problem);
@@ -208,8 +208,8 @@ TEST_P(TwoWidthsCallsTest, StridedOperandsAmongNaN) {
                               framed(expected.dq, kBefore), framed(expected.dk, kBefore),
                               framed(expected.dv, kBefore)};
   Kernels().Forward(ForwardParams(strided, results));
-  FlashBackwardParams params =
-      BackwardParams(strided, results, DeltaOf(strided, results.out, Kernels()));
+  const Tensor delta = DeltaOf(strided, results.out, Kernels());
+  FlashBackwardParams params = BackwardParams(strided, results, delta);
   params.dq = Assigns(Operand(results.dq));
   params.dk = Assigns(Operand(results.dk));
   params.dv = Assigns(Operand(results.dv));

@@ -353,6 +353,7 @@ def out_of_memory(device, group):
             raise AssertionError("there was memory")
         del filling
         assert torch.equal(burst.attention(x, x, x), want)
+        torch.cuda.empty_cache()  # PyTorch would keep the memory that other libraries' kernels need
         torch.randn(3, device=device)
     dist.barrier()
     return said if dist.get_rank() == 0 else ""
