@@ -39,10 +39,6 @@ inline constexpr HeadDims kHeadDimsOfTwo = {8, 192, 8}, kValueDimsOfTwo = {8, 12
 // Heads of 64 and less would gain little in fp8: exponentials take most of their time.
 inline constexpr HeadDims kFp8HeadDims = {72, 128, 8};  // the forward in 8 bits, on Hopper GPUs
 
-// Whether a GPU takes a v of another width. It is false until tests/kernels:two_widths_cuda_test
-// has run on a GPU; the kernels are there.
-inline constexpr bool kGpusTakeTwoWidths = false;
-
 // Whether kernels of float32 and float64 serve these widths.
 constexpr bool WideKernelsServe(const HeadWidths& widths) {
   return kWideHeadDims.Has(widths.head_dim) && kWideHeadDims.Has(widths.value_dim);
