@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "benchmarks/study/study.h"
 #include "burst/attention/ring/schedule.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
-#include "burst/kernels/study/study.h"
 
 namespace burst {
 namespace {

@@ -24,7 +24,7 @@ struct AttentionProblem {
   // The layout of all strategies but tensor parallelism, which spreads tokens contiguously to spare
   // copies.
   Layout layout = Layout::kZigzag;
-  // Kernels for study (burst/kernels/study). The defaults take the device's kernels.
+  // Kernels for study (benchmarks/study). The defaults take the device's kernels.
   bool tiles = true;      // false: naive attention, which holds its whole score matrix
   int64_t tile_keys = 0;  // keys of a tile; 0: the kernels' own
   DType dtype = DType::kFloat32;

@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/study/study.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/strategy.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/kernels/scores.h"
-#include "burst/kernels/study/study.h"
 #include "tests/attention/sequence_problem.h"
 #include "tests/testing/attention_reference.h"
 

@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "benchmarks/study/study.h"
 #include "burst/attention/attention_ranks.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/device/device.h"
-#include "burst/kernels/study/study.h"
 #include "tests/attention/sequence_problem.h"
 #include "tests/testing/attention_reference.h"
 

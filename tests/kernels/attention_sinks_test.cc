@@ -16,7 +16,7 @@
 #ifdef BURST_TEST_CUDA
 #include "burst/kernels/gpu/flash_attention_gpu.h"
 #else
-#include "burst/kernels/study/study.h"
+#include "benchmarks/study/study.h"
 #endif
 
 namespace burst {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "benchmarks/study/study.h"
 #include "burst/kernels/flash_attention.h"
-#include "burst/kernels/study/study.h"
 #include "burst/tensor/tensor.h"
 #include "tests/kernels/attention_problem.h"
 #include "tests/testing/attention_reference.h"

@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
+#include "benchmarks/study/study.h"
 #include "burst/base/parallel.h"
-#include "burst/kernels/study/study.h"
 #include "burst/tensor/tensor.h"
 #include "tests/kernels/attention_problem.h"
 #include "tests/testing/attention_reference.h"

@@ -4,8 +4,8 @@
 
 #include <utility>
 
+#include "benchmarks/study/study.h"
 #include "burst/kernels/flash_attention.h"
-#include "burst/kernels/study/study.h"
 #include "tests/kernels/attention_problem.h"
 #include "tests/testing/attention_reference.h"
 

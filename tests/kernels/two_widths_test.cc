@@ -9,9 +9,9 @@
 #include <tuple>
 #include <vector>
 
+#include "benchmarks/study/study.h"
 #include "burst/base/parallel.h"
 #include "burst/kernels/flash_attention.h"
-#include "burst/kernels/study/study.h"
 #include "burst/tensor/tensor.h"
 #include "tests/kernels/attention_problem.h"
 #include "tests/kernels/no_worse.h"

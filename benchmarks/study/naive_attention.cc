@@ -7,10 +7,10 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "benchmarks/study/study.h"
 #include "burst/base/parallel.h"
 #include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/merge.h"
-#include "burst/kernels/study/study.h"
 
 namespace burst {
 namespace {

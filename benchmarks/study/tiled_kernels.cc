@@ -2,9 +2,9 @@
 #include <mutex>
 
 #include "absl/status/status.h"
+#include "benchmarks/study/study.h"
 #include "burst/base/check.h"
 #include "burst/kernels/cpu/flash_attention_cpu.h"
-#include "burst/kernels/study/study.h"
 
 namespace burst {
 namespace {
