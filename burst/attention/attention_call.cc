@@ -1,5 +1,7 @@
 #include "burst/attention/attention_call.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 
@@ -109,6 +111,22 @@ absl::Status AttentionGradients::Prepare(const AttentionCall& call) {
   BURST_RETURN_IF_ERROR(CheckLike("dq", dq, call.q));
   BURST_RETURN_IF_ERROR(CheckLike("dk", dk, call.k));
   return CheckLike("dv", dv, call.v);
+}
+
+FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k,
+                                const Tensor& v) {
+  FlashAttentionShape shape;
+  shape.batch = q.dim(0);
+  shape.q_len = q.dim(1);
+  shape.k_len = k.dim(1);
+  shape.num_heads = q.dim(2);
+  shape.num_kv_heads = k.dim(2);
+  shape.head_dim = q.dim(3);
+  shape.value_dim = v.dim(3);
+  shape.softmax_scale =
+      softmax_scale != 0 ? softmax_scale : 1 / std::sqrt(static_cast<double>(q.dim(3)));
+  shape.dtype = q.dtype();
+  return shape;
 }
 
 }  // namespace burst

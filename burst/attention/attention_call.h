@@ -81,6 +81,14 @@ struct AttentionGradients {
   absl::Status Prepare(const AttentionCall& call);
 };
 
+inline constexpr int kSeqAxis = 1, kHeadAxis = 2;        // axes of [batch, seqlen, heads, columns]
+inline constexpr int kLseSeqAxis = 2, kLseHeadAxis = 1;  // axes of [batch, heads, seqlen]
+
 inline Shape LseShape(const Tensor& q) { return {q.dim(0), q.dim(2), q.dim(1)}; }
+
+// Returns the shape of a kernels' call with q, k and v, without a mask. softmax_scale 0:
+// 1 / sqrt(head_dim).
+FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k,
+                                const Tensor& v);
 
 }  // namespace burst

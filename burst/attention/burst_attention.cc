@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "burst/attention/kernel_calls.h"
 #include "burst/base/check.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
@@ -243,7 +242,7 @@ absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult*
     for (const PlannedCall& planned : step->calls) {
       converted = in_place || (plan.last_converts && !planned.queries.last.empty());
       const Tensor& to = converted ? out : sum;
-      SetMask(planned.part, schedule.for_keys_of(source), q.device(), &params.shape);
+      planned.part.SetMask(schedule.for_keys_of(source), q.device(), &params.shape);
       params.out = Operand(to);
       params.out_dtype = to.dtype();
       params.sinks = params.merge || call.sinks.null() ? nullptr : call.sinks.raw_data();

@@ -1,16 +1,107 @@
 // BurstAttention's backward. It follows the paper: one side travels around the ring, followed by
 // its gradients, and meets the side that stays.
+//
+//   queries  q, dO, lse, delta | dQ
+//   keys     K, V              | dK, dV
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
-#include "burst/attention/backward_sides.h"
 #include "burst/attention/burst_attention.h"
-#include "burst/attention/kernel_calls.h"
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 
 namespace burst {
+
+// The sum of one gradient over the calls of a backward on this rank, and its result.
+class GradientSum {
+ public:
+  // The sum is in `result` itself, if its dtype and strides allow it or if one call makes it.
+  GradientSum(const Tensor& result, bool one_call);
+
+  const Tensor& sum() const { return sum_; }
+  const Tensor& result() const { return result_; }
+  // Whether the kernels' last call can convert the sum into the result.
+  bool KernelsConvert() const;
+  // Makes the result of the sum and of what arrived after the last call (null: nothing).
+  void Finish(const Tensor& arrived) const;
+
+ private:
+  Tensor result_, sum_;
+};
+
+// What the calls of a step read and write of one side: of this rank's block or of one that visits.
+struct SideOfStep {
+  int source;  // the rank whose block it is
+  Ring::Tensors inputs;
+  // Null sums: one call assigns the results. Null results: the last call converts nothing.
+  Ring::Tensors sums, results;
+  // The first call for some heads assigns their sums. False: the sums hold something already.
+  bool begins = true;
+};
+
+// This rank's block of queries or of keys, and the sums of its gradients.
+class BackwardSide {
+ public:
+  // results: of the gradients. one_call, clears: as the plan says.
+  BackwardSide(int rank, const Ring::Block& block, std::initializer_list<Tensor> results,
+               bool one_call, bool clears);
+
+  const Ring::Block& block() const { return block_; }
+  const std::vector<GradientSum>& gradients() const { return gradients_; }
+  // The kernels' last call makes the results of the sums, if it can. Finish then does nothing.
+  void LetKernelsConvert();
+  SideOfStep OfStep() const;
+  // Makes the results. `arrived`: what came from other ranks after the last call; empty: nothing.
+  void Finish(const Ring::Tensors& arrived) const;
+
+ private:
+  const int rank_;
+  const Ring::Block block_;
+  const bool one_call_;
+  std::vector<GradientSum> gradients_;
+  bool kernels_convert_ = false;
+};
+
+// The side that travels: what the ring sends of its block, and the gradients that come back.
+class TravelingSide {
+ public:
+  // rows: those that this rank sends; null: all. Both pointers must outlive the object.
+  TravelingSide(const BackwardSide* own, const RingRoute& route, const std::vector<BlockRows>* rows,
+                DType in_transit);
+
+  const Ring::Block& sent() const { return sent_; }
+  Ring::BlockGradients* gradients() { return &gradients_; }
+  // What a step reads and writes where the block of `source` is.
+  SideOfStep OfStep(int source, const Ring::Tensors& visiting, const Ring::Sums& sums) const;
+  // Adds what has come back, and makes the results.
+  void Finish();
+
+ private:
+  const BackwardSide& own_;
+  const int rank_;
+  const std::vector<BlockRows>* const rows_;
+  Ring::Block sent_;
+  Ring::BlockGradients gradients_;
+};
+
 namespace {
+
+// Adds `addend` to the given rows of a block.
+void AddToRows(const Tensor& addend, const Tensor& block, int axis,
+               const std::vector<BlockRows>& rows) {
+  const Tensor sum = TakeRows(block, axis, rows);
+  sum.Add(addend);
+  std::vector<TensorCopy> copies;
+  int64_t at = 0;
+  for (const BlockRows& range : rows) {
+    copies.push_back(
+        {sum.Slice(axis, at, range.count), block.Slice(axis, range.begin, range.count)});
+    at += range.count;
+  }
+  CopyAll(copies);
+}
 
 Tensor HeadsOf(const Tensor& tensor, int head_axis, const HeadRange& heads) {
   const int64_t count = heads.end - heads.begin;
@@ -41,6 +132,99 @@ Tensor RowsOf(const Tensor& rows, const HeadRange& heads) {
 }
 
 }  // namespace
+
+GradientSum::GradientSum(const Tensor& result, bool one_call) : result_(result) {
+  const DType sum_dtype = SumDType(result.dtype());
+  const bool in_place = one_call || (result.dtype() == sum_dtype && result.is_contiguous());
+  sum_ = in_place ? result : Tensor::Empty(result.shape(), sum_dtype, result.device());
+}
+
+bool GradientSum::KernelsConvert() const {
+  return Is16Bit(result_.dtype()) && result_.is_contiguous() &&
+         reinterpret_cast<uintptr_t>(result_.raw_data()) % 16 == 0;
+}
+
+void GradientSum::Finish(const Tensor& arrived) const {
+  if (sum_.raw_data() != result_.raw_data()) {
+    FlashConvert(sum_, result_, arrived);
+  } else if (!arrived.null()) {
+    sum_.Add(arrived);
+  }
+}
+
+BackwardSide::BackwardSide(int rank, const Ring::Block& block,
+                           std::initializer_list<Tensor> results, bool one_call, bool clears)
+    : rank_(rank), block_(block), one_call_(one_call) {
+  for (const Tensor& result : results) gradients_.emplace_back(result, one_call);
+  if (!clears) return;
+  for (const GradientSum& gradient : gradients_) gradient.sum().Fill(0);
+}
+
+void BackwardSide::LetKernelsConvert() {
+  kernels_convert_ =
+      std::all_of(gradients_.begin(), gradients_.end(),
+                  [](const GradientSum& gradient) { return gradient.KernelsConvert(); });
+}
+
+SideOfStep BackwardSide::OfStep() const {
+  SideOfStep side = {rank_, {}, {}, {}};
+  for (const Ring::BlockTensor& input : block_) side.inputs.push_back(input.tensor);
+  for (const GradientSum& gradient : gradients_) {
+    side.sums.push_back(one_call_ ? Tensor() : gradient.sum());
+    side.results.push_back(one_call_ || kernels_convert_ ? gradient.result() : Tensor());
+  }
+  return side;
+}
+
+void BackwardSide::Finish(const Ring::Tensors& arrived) const {
+  if (kernels_convert_) return;
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    gradients_[i].Finish(arrived.empty() ? Tensor() : arrived[i]);
+  }
+}
+
+TravelingSide::TravelingSide(const BackwardSide* own, const RingRoute& route,
+                             const std::vector<BlockRows>* rows, DType in_transit)
+    : own_(*own), rank_(route.rank), rows_(rows), sent_(own->block()) {
+  if (route.lengths.size() > 1) sent_ = BlockForSending(sent_, rows);
+  gradients_.in_transit = in_transit;
+  for (const GradientSum& gradient : own->gradients()) {
+    Tensor returning = gradient.sum();
+    if (rows != nullptr) {
+      Shape shape = returning.shape();
+      shape[kSeqAxis] = route.lengths[rank_];
+      returning = Tensor::Zeros(shape, returning.dtype(), returning.device());
+    }
+    gradients_.own.push_back({returning, kSeqAxis});
+  }
+}
+
+SideOfStep TravelingSide::OfStep(int source, const Ring::Tensors& visiting,
+                                 const Ring::Sums& sums) const {
+  if (source != rank_) {
+    return {source, visiting, sums.tensors, Ring::Tensors(sums.tensors.size()), sums.first};
+  }
+  SideOfStep side = own_.OfStep();
+  if (rows_ == nullptr) side.inputs = visiting;  // contiguous
+  return side;
+}
+
+// If the ring returns gradients of some rows only, they are added to the full gradients at the end.
+void TravelingSide::Finish() {
+  if (rows_ != nullptr) {
+    for (size_t i = 0; i < gradients_.own.size(); ++i) {
+      const Tensor& returned = gradients_.own[i].tensor;
+      if (!gradients_.last.empty()) returned.Add(gradients_.last[i]);
+      if (returned.numel() > 0) {
+        AddToRows(returned, own_.gradients()[i].sum(), kSeqAxis, *rows_);
+      }
+    }
+    gradients_.last.clear();
+  }
+  own_.Finish(gradients_.last);
+}
+
+// ---- The backward.
 
 DType BurstAttention::RingGradDTypeOf(DType dtype) const {
   return options_.ring_grad_dtype == RingGradDType::kBf16 ? DType::kBFloat16 : SumDType(dtype);
@@ -106,7 +290,7 @@ void BurstAttention::BackwardOfStep(const AttentionCall& call, const PlannedStep
   params.shape.num_kv_heads = step.keys.end - step.keys.begin;
   params.shape.scores = ScoresOf(call, queries.source, keys.source, step.queries.begin);
   for (const PlannedCall& planned : step.calls) {
-    SetMask(planned.part, mask, q.device(), &params.shape);
+    planned.part.SetMask(mask, q.device(), &params.shape);
     params.dq = TargetOf(queries, 0, step.queries, planned.queries);
     params.dk = TargetOf(keys, 0, step.keys, planned.keys);
     params.dv = TargetOf(keys, 1, step.keys, planned.keys);

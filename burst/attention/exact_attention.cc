@@ -79,15 +79,9 @@ struct Call {
 
 template <typename Visit>
 void ForEachCall(const ExactSchedule& schedule, const ExactAttentionOptions& options,
-                 const Tensor& q, const Tensor& k, Visit visit) {
-  FlashAttentionShape shape;
+                 const Tensor& q, const Tensor& k, const Tensor& v, Visit visit) {
+  FlashAttentionShape shape = KernelShape(options.softmax_scale, q, k, v);
   shape.q_len = schedule.chunk();
-  shape.num_heads = q.dim(2);
-  shape.num_kv_heads = k.dim(2);
-  shape.head_dim = shape.value_dim = q.dim(3);
-  shape.softmax_scale = options.softmax_scale != 0 ? options.softmax_scale
-                                                   : 1 / std::sqrt(static_cast<double>(q.dim(3)));
-  shape.dtype = q.dtype();
   for (int64_t row = 0; row < q.dim(0); row += options.rows) {
     shape.batch = std::min(options.rows, q.dim(0) - row);
     for (int64_t i = 0; i < schedule.count(); ++i) {
@@ -229,7 +223,7 @@ absl::Status ExactAttention::Forward(const AttentionCall& call, AttentionResult*
   const Tensor chunk_lse = Tensor::Empty({q.dim(0), chunks.count(), q.dim(2), chunks.chunk()},
                                          result->lse.dtype(), q.device());
   std::vector<TensorCopy> copies;
-  ForEachCall(chunks, options_, q, call.k, [&](const Call& chunk) {
+  ForEachCall(chunks, options_, q, call.k, call.v, [&](const Call& chunk) {
     const Tensor part =
         chunk_lse.Slice(0, chunk.row, chunk.rows).Slice(1, chunk.begin / chunks.chunk(), 1);
     FlashForwardParams params;
@@ -269,7 +263,7 @@ absl::Status ExactAttention::Backward(const AttentionCall& call, const Attention
     const int64_t calls = (q.dim(0) + options_.rows - 1) / options_.rows * chunks.count();
     dsinks = Tensor::Empty({calls, q.dim(2)}, sum_dtype, q.device());
   }
-  ForEachCall(chunks, options_, q, k, [&](const Call& chunk) {
+  ForEachCall(chunks, options_, q, k, call.v, [&](const Call& chunk) {
     const Tensor own_q = chunk.Queries(q), lse = chunk.Statistics(result.lse).Contiguous();
     const Tensor delta = DeltaOf(chunk, result, *gradients, lse);
     if (!call.sinks.null()) {

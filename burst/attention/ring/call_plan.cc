@@ -1,9 +1,18 @@
 #include "burst/attention/ring/call_plan.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "burst/base/check.h"
 
 namespace burst {
 namespace {
+
+void Append(int64_t head, HeadRange* range) {
+  if (range->empty()) *range = {head, head};
+  BURST_CHECK_EQ(range->end, head);  // heads that begin or end together are neighbors
+  ++range->end;
+}
 
 std::vector<PlannedCall> CallsOf(const KernelMask& mask, bool takes_blocks) {
   using Form = MaskPart::Form;
@@ -109,9 +118,41 @@ bool CoversMost(const PlannedStep& step, const KernelMask& mask) {
 
 }  // namespace
 
+void HeadCalls::Announce(const HeadRange& heads, int64_t calls) {
+  for (int64_t head = heads.begin; head < heads.end; ++head) calls_[head].left += calls;
+}
+
+bool HeadCalls::ForAllHeads() const {
+  return std::all_of(calls_.begin(), calls_.end(),
+                     [](const Calls& calls) { return calls.begun || calls.left > 0; });
+}
+
+void HeadCalls::OnlyAdd() {
+  for (Calls& calls : calls_) calls.begun = true;
+}
+
+HeadCalls::Ends HeadCalls::Next(const HeadRange& heads) {
+  Ends ends;
+  for (int64_t head = heads.begin; head < heads.end; ++head) {
+    Calls& calls = calls_[head];
+    BURST_CHECK_GT(calls.left, 0);
+    if (!calls.begun) Append(head - heads.begin, &ends.first);
+    calls.begun = true;
+    if (--calls.left == 0) Append(head - heads.begin, &ends.last);
+  }
+  return ends;
+}
+
 const KernelKeys* MaskPart::IntervalsOf(const KernelMask& mask) const {
   if (form == Form::kBlocks) return nullptr;
   return form == Form::kIntervals ? &mask.parts[index] : &mask.blocks.parts()[index];
+}
+
+void MaskPart::SetMask(const KernelMask& mask, DeviceType device,
+                       FlashAttentionShape* shape) const {
+  const KernelKeys* const keys = IntervalsOf(mask);
+  shape->visible = keys != nullptr ? keys->ranges(device) : KeyRanges();
+  shape->blocks = keys != nullptr ? KeyBlocks() : mask.blocks.lists(device);
 }
 
 CallPlan MakeCallPlan(const CallPlanKey& key, const RingRoute& route,

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "burst/attention/kernel_mask.h"
-#include "burst/attention/ring/head_calls.h"
 #include "burst/attention/ring/route.h"
 #include "burst/kernels/flash_attention.h"
 
@@ -48,6 +47,38 @@ struct MaskPart {
 
   // Null for kBlocks.
   const KernelKeys* IntervalsOf(const KernelMask& mask) const;
+  // Sets the mask of a call on `device` to this part of `mask`.
+  void SetMask(const KernelMask& mask, DeviceType device, FlashAttentionShape* shape) const;
+};
+
+// Tracks, for each head, which call is the first and which is the last to add to a sum: the first
+// call assigns it. A backward computes a rank's own block in two calls, some heads each, with the
+// other blocks in between. So the first and the last call differ per head.
+class HeadCalls {
+ public:
+  explicit HeadCalls(int64_t num_heads) : calls_(num_heads) {}
+
+  // Announces `calls` calls for these heads. All calls are announced before the first one.
+  void Announce(const HeadRange& heads, int64_t calls);
+  // Whether there is a call for every head. If a head has no call, no kernel would write its
+  // gradient.
+  bool ForAllHeads() const;
+  // The gradient holds something already: no call is the first.
+  void OnlyAdd();
+
+  // Returns the heads for which the next call is the first, and those for which it is the last,
+  // counted from heads.begin.
+  struct Ends {
+    HeadRange first, last;
+  };
+  Ends Next(const HeadRange& heads);
+
+ private:
+  struct Calls {
+    bool begun = false;
+    int64_t left = 0;
+  };
+  std::vector<Calls> calls_;  // the calls of each head
 };
 
 struct PlannedCall {

@@ -358,4 +358,34 @@ absl::Status Ring::RunRounds(const RingRoute& route, const Block& block, BlockGr
   return absl::OkStatus();
 }
 
+Tensor TakeRows(const Tensor& block, int axis, const std::vector<BlockRows>& rows) {
+  Shape shape = block.shape();
+  shape[axis] = 0;
+  for (const BlockRows& range : rows) shape[axis] += range.count;
+  const Tensor taken = Tensor::Empty(shape, block.dtype(), block.device());
+  std::vector<TensorCopy> copies;
+  int64_t at = 0;
+  for (const BlockRows& range : rows) {
+    copies.push_back(
+        {block.Slice(axis, range.begin, range.count), taken.Slice(axis, at, range.count)});
+    at += range.count;
+  }
+  CopyAll(copies);
+  return taken;
+}
+
+Ring::Block BlockForSending(Ring::Block block, const std::vector<BlockRows>* rows) {
+  absl::InlinedVector<TensorCopy, 4> copies;
+  for (Ring::BlockTensor& own : block) {
+    if (rows != nullptr) {
+      own.tensor = TakeRows(own.tensor, own.length_axis, *rows);
+    } else if (!own.tensor.is_contiguous()) {
+      copies.push_back({own.tensor, Tensor::EmptyLike(own.tensor)});
+      own.tensor = copies.back().to;
+    }
+  }
+  CopyAll(copies);
+  return block;
+}
+
 }  // namespace burst

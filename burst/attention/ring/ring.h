@@ -121,4 +121,10 @@ class Ring {
   Buffer last_;                    // holds BlockGradients::last
 };
 
+// Returns these rows of a block, in contiguous memory.
+Tensor TakeRows(const Tensor& block, int axis, const std::vector<BlockRows>& rows);
+
+// Returns a block as the ring sends it: contiguous, all of it (null) or these rows.
+Ring::Block BlockForSending(Ring::Block block, const std::vector<BlockRows>* rows);
+
 }  // namespace burst

@@ -59,6 +59,11 @@ class PerLink {
   std::array<T, kNumLinks> values_ = {};
 };
 
+// Rows of a block that follow each other.
+struct BlockRows {
+  int64_t begin, count;
+};
+
 // A message sent and a message received, of which either may be missing.
 struct RingTransfer {
   int to = -1;        // the receiver of this rank's message; -1: none

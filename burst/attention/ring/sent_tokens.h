@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "burst/attention/ring/route.h"
 #include "burst/mask/mask.h"
 
 namespace burst {
@@ -17,11 +18,6 @@ enum class BlockOf { kKeys, kQueries };
 // needed, they are in many pieces, or the mask is one of slices. O(positions) for each row.
 std::optional<std::vector<int32_t>> NeededElsewhere(BlockOf block, const Mask& mask, int64_t seqlen,
                                                     const std::vector<int32_t>& positions);
-
-// Rows of a block that follow each other.
-struct BlockRows {
-  int64_t begin, count;
-};
 
 // Where the positions `some` are among `all`; both increase.
 std::vector<BlockRows> FindRows(const std::vector<int32_t>& some, const std::vector<int32_t>& all);
