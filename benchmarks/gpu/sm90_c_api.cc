@@ -5,8 +5,7 @@
 
 #include "burst/device/cuda.h"
 #include "burst/kernels/flash_attention.h"
-#include "burst/kernels/gpu/calls.h"
-#include "burst/kernels/gpu/common/elementwise.h"
+#include "burst/kernels/gpu/flash_attention_gpu.h"
 
 namespace {
 
@@ -28,15 +27,15 @@ extern "C" {
 
 void burst_attention_forward(const burst::FlashForwardParams* params, cudaStream_t stream) {
   const OnStream on_stream(stream);
-  burst::cuda::Forward(/*only=*/{}, *params);
+  burst::cuda::GpuKernels()->Forward(*params);
 }
 void burst_attention_delta(const burst::FlashDeltaParams* params, cudaStream_t stream) {
   const OnStream on_stream(stream);
-  burst::cuda::Delta(*params);
+  burst::cuda::GpuKernels()->Delta(*params);
 }
 void burst_attention_backward(const burst::FlashBackwardParams* params, cudaStream_t stream) {
   const OnStream on_stream(stream);
-  burst::cuda::Backward(/*only=*/{}, *params);
+  burst::cuda::GpuKernels()->Backward(*params);
 }
 
 }  // extern "C"

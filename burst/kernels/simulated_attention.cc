@@ -95,7 +95,7 @@ void SimulatedAttentionKernels::Forward(const FlashForwardParams& params) const 
   const double ends = kForwardEnds * s.batch * s.num_heads * Tiles(s.q_len);
   double rate = SimulatedGpu::Current()->model().attention_forward;
   Tensor operands;
-  if (params.fp8) {  // as in gpu/calls.cc
+  if (params.fp8) {  // as in gpu/flash_attention_gpu.cc
     const int64_t rows = s.q_len * s.num_heads + 2 * s.k_len * s.num_kv_heads;
     operands = Tensor::Empty({s.batch * rows * kTile / 4}, DType::kInt32, DeviceType::kCuda);
     rate *= kFp8;
@@ -113,7 +113,7 @@ void SimulatedAttentionKernels::Delta(const FlashDeltaParams& params) const {
 
 void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) const {
   const FlashAttentionShape& s = params.shape;
-  // This is as in gpu/calls.cc.
+  // This is as in gpu/flash_attention_gpu.cc.
   Tensor dq;
   if (params.dq.assigned() && Is16Bit(s.dtype)) {
     dq = Tensor::Empty({s.batch, s.q_len, s.num_heads, s.head_dim}, DType::kFloat32,

@@ -1,5 +1,5 @@
 // Attention on a simulated GPU (burst/device/simulated_gpu.h): the scratch memory of the GPU's
-// kernels (gpu/calls.cc), and the time of the visible pairs.
+// kernels (gpu/flash_attention_gpu.cc), and the time of the visible pairs.
 #pragma once
 
 #include "burst/kernels/flash_attention.h"

@@ -1,5 +1,5 @@
-// Attention on a GPU, as AttentionKernels. calls.cc chooses the kernels, checks every call and
-// allocates scratch memory.
+// Attention on a GPU, as AttentionKernels. They choose the kernels of a call, check it and allocate
+// scratch memory.
 #pragma once
 
 #include "burst/kernels/flash_attention.h"

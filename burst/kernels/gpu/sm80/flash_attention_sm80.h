@@ -2,8 +2,8 @@
 // accumulation. It serves any lengths, and any head_dim that is a multiple of 8 up to 256 (64, 128
 // and 256 at full speed).
 //
-// See burst/kernels/flash_attention.h for the semantics. gpu/calls.cc checks every call. Calls are
-// queued on the thread's stream.
+// See burst/kernels/flash_attention.h for the semantics. gpu/flash_attention_gpu.cc checks every
+// call. Calls are queued on the thread's stream.
 #pragma once
 
 #include <cstdint>

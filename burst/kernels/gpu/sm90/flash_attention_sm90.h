@@ -2,8 +2,8 @@
 // accumulation. It serves any lengths, and the widths of HopperKernelsServe (limits.h). Full speed:
 // a head_dim of 64, 128, 192, 256, and 96 in the forward; 192 with a value_dim of 128.
 //
-// See burst/kernels/flash_attention.h for the semantics. gpu/calls.cc checks every call. Calls are
-// queued on the thread's stream.
+// See burst/kernels/flash_attention.h for the semantics. gpu/flash_attention_gpu.cc checks every
+// call. Calls are queued on the thread's stream.
 #pragma once
 
 #include <cstdint>
