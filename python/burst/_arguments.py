@@ -1,5 +1,5 @@
-"""attention()'s options as values. They are read and checked once, compared by ranks, and carried by operators as
-a text."""
+"""attention()'s arguments: the checks of its tensors, and its options as values. Options are read and checked once,
+compared by ranks, and carried by operators as a text."""
 
 import hashlib
 import json
@@ -11,6 +11,9 @@ import torch
 from ._cache import Bounded
 from .masks import KINDS, Frozen
 
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # burst_dtype
+OF_16_BITS = (torch.bfloat16, torch.float16)
+ALIGNED = 8  # elements of 16 bits: kernels read 16 bytes at once, so rows begin at multiples
 LAYOUTS = ("zigzag", "contiguous", "striped", "balanced")
 STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
 # The arguments of make_call, in order: single values, then values that may be long.
@@ -400,3 +403,74 @@ def _slopes(slopes):
         return tuple(map(float, slopes))
     except (TypeError, ValueError, RuntimeError):
         raise ValueError("alibi_slopes: must be numbers, one for each head; got %s" % shown(slopes)) from None
+
+
+def check_tensors(q, k, v, cross):
+    """Raises a ValueError or TypeError that names the tensor, unless attention takes these tensors."""
+    try:
+        if (type(q) is type(k) is type(v) is torch.Tensor and
+                q.dtype == k.dtype == v.dtype and q.dtype in DTYPES and k.shape[:3] == v.shape[:3] and
+                q.device == k.device == v.device and q.dim() == k.dim() == v.dim() == 4 and
+                q.layout is k.layout is v.layout is torch.strided):
+            (batch, tokens, heads, head_dim), (kv_batch, keys, kv_heads, kv_dim) = q.shape, k.shape
+            if (kv_batch == batch and (cross or keys == tokens) and kv_dim == head_dim and v.shape[3] > 0 and kv_heads > 0 and
+                    heads % kv_heads == 0):
+                return
+    except RuntimeError:  # a nested tensor has no shape
+        pass
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, tensor)
+    _check_fit(q, k, v, cross)
+
+
+def _check_tensor(name, tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError("%s: must be a torch.Tensor; got a %s" % (name, type(tensor).__name__))
+    if tensor.is_nested:
+        raise TypeError("%s: must not be a nested tensor; pass its values, [tokens, heads, head_dim], with "
+                        "cu_seqlens" % name)
+    if tensor.layout is not torch.strided:
+        raise TypeError("%s: must be a dense tensor; got one of %s" % (name, tensor.layout))
+    if hasattr(tensor, "to_local"):
+        raise TypeError("%s: must be this rank's own part; got a %s; pass %s.to_local()" %
+                        (name, type(tensor).__name__, name))
+    if tensor.dim() != 4:
+        raise ValueError("%s: must be [batch, tokens, heads, head_dim] or [tokens, heads, head_dim]; got the "
+                         "shape %s" % (name, list(tensor.shape)))
+    if tensor.dtype not in DTYPES:
+        raise ValueError("%s: must be float32, float64, bfloat16 or float16; got %s" % (name, tensor.dtype))
+
+
+def _check_fit(q, k, v, cross):
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise ValueError("%s: must have q's dtype, %s; got %s" % (name, q.dtype, tensor.dtype))
+        if tensor.device != q.device:
+            raise ValueError("%s: must be on q's device, %s; got %s" % (name, q.device, tensor.device))
+        if (tensor.shape[0] != q.shape[0] or (tensor is k and k.shape[3] != q.shape[3]) or
+                (not cross and tensor.shape[1] != q.shape[1])):
+            same = "batch" if cross else "batch, tokens" if tensor is k else "batch and tokens"
+            same += " and head_dim" if tensor is k else ""
+            raise ValueError("%s: must have the %s of q, whose shape is %s; got the shape %s%s" %
+                             (name, same, list(q.shape), list(tensor.shape),
+                              "" if cross or tensor.shape[1] == q.shape[1] else
+                              "; burst.cross_attention takes another number of keys"))
+    if cross and k.shape[1] != v.shape[1]:
+        raise ValueError("v: must have the %d tokens of k; got %d" % (k.shape[1], v.shape[1]))
+    if v.shape[3] == 0:
+        raise ValueError("v: must have a head_dim of at least 1; got the shape %s" % list(v.shape))
+    if k.shape[2] != v.shape[2]:
+        raise ValueError("v: must have the %d heads of k; got %d" % (k.shape[2], v.shape[2]))
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
+        raise ValueError("k: must have a number of heads that divides q's %d; got %d" % (q.shape[2], k.shape[2]))
+
+
+def check_sinks(sinks, q):
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError("sinks: must be a torch.Tensor; got a %s" % type(sinks).__name__)
+    if sinks.shape != (q.shape[2],):
+        raise ValueError("sinks: must be [heads], here [%d]; got the shape %s" %
+                         (q.shape[2], list(sinks.shape)))
+    if not sinks.is_floating_point() or sinks.device != q.device:
+        raise ValueError("sinks: must be floating-point numbers on q's device, %s; got %s on %s" %
+                         (q.device, sinks.dtype, sinks.device))

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _ranks
-from ._agree import ALIGNED, OF_16_BITS
-from ._arguments import make_call
+from ._arguments import ALIGNED, OF_16_BITS, make_call
 from ._call import backward, forward
 from ._types import CrossOptions, Documents, Group, Integers, Numbers, Options, Slices, Spans
 from .scores import draw_seed, read_seed

@@ -1,17 +1,136 @@
-"""A call of attention(), without autograd: the library's arguments and schedules."""
+"""A call of attention(), without autograd: what its ranks agree on, the library's arguments and schedules.
+
+Ranks of a group tell each other before a call whether their arguments are right and equal."""
 
 import ctypes
+import hashlib
+import json
+import struct
 
 import torch
 
 from . import _library, _ranks
-from ._agree import ALIGNED, DTYPES, OF_16_BITS, agree
+from ._arguments import ALIGNED, DTYPES, OF_16_BITS, check_sinks, check_tensors
 from ._library import check, create, library
 from .masks import KINDS
-
+from .scores import check_seed
 
 _DIAGONALS = {(False, False): "full", (True, False): "causal", (False, True): "inverse_causal", (True, True): "band"}
 _BYTES_A_TOKEN = 32  # about the bytes of a schedule: its positions and masks
+
+# A rank's message has 1 for an error, the tokens of q and of k, the seed it drew, and a digest of the rest.
+_MESSAGE = struct.Struct("<qqqQ32s")
+_KINDS = {"TypeError": TypeError, "ValueError": ValueError}
+
+
+def _error_of(call, q, k, v, sinks, seed):
+    """Returns (class, text) of this rank's error, or None."""
+    if call.error is not None:
+        return call.error
+    try:
+        check_tensors(q, k, v, call.cross)
+        if sinks is not None:
+            check_sinks(sinks, q)
+        if seed is not None:
+            check_seed(seed)
+    except (TypeError, ValueError) as raised:
+        return "TypeError" if isinstance(raised, TypeError) else "ValueError", str(raised)
+    return None
+
+
+def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
+    """Checks this rank's arguments and compares them with the others'. An error of one rank is raised on
+    all of them.
+
+    Returns the number of tokens of each rank, and the seed of dropout. Cross-attention has the tokens of q,
+    then those of k. If the ranks have drawn their seeds (`drawn`), it is rank 0's."""
+    error = _error_of(call, q, k, v, sinks, seed)
+    if ranks.size == 1:
+        if error is not None:
+            raise _KINDS[error[0]](error[1])
+        return ([q.shape[1], k.shape[1]] if call.cross else [q.shape[1]]), seed
+    known = None
+    if call.promised and not call.dropout_p:  # seeds are compared in every call
+        if error is None:
+            known = (call, q.shape, k.shape[1:3], v.shape[3], q.dtype, needs_grad, sinks is None)
+            lengths = ranks.agreed.get(known)
+            if lengths is not None:
+                return lengths, seed
+        elif len(ranks.agreed) > 0:  # the others do not ask
+            ranks.fail(error[1])
+            raise _KINDS[error[0]](error[1])
+    own = None
+    if error is None:
+        own = [("batch", q.shape[0]), ("heads", q.shape[2]), ("kv heads", k.shape[2]),
+               ("head_dim", q.shape[3]), ("head_dim of v", v.shape[3]), ("dtype", str(q.dtype)), ("requires_grad", needs_grad), ("sinks", sinks is not None),
+               ("dropout_seed", "drawn" if drawn else seed)]
+    lengths, seed = _compare(ranks, call, own, error, (q, k), seed if drawn else None, seed)
+    if known is not None:
+        ranks.agreed.put(known, lengths, call.weight)
+    return lengths, seed
+
+
+def refuse(group, device, promised, error):
+    """Raises an error that was found before a call, here and in the other ranks' next call.
+
+    promised: with seqlen= the other ranks may not ask. Then they learn that this rank gave up."""
+    ranks = _ranks.ranks_of(_ranks.process_group(group), device)
+    if ranks.size > 1:
+        with ranks.device.lock:
+            ranks.device.enter()
+            if promised and len(ranks.agreed) > 0:
+                ranks.fail(error)
+            else:
+                _compare(ranks, None, None, (type(error).__name__, str(error)), None, None, None)
+    raise error
+
+
+def _compare(ranks, call, own, error, tensors, drawn, seed):
+    """Returns the lengths and the seed, as agree(). Collective."""
+    if error is None:
+        digest = hashlib.sha256(repr(own).encode() + call.digest()).digest()
+        mine = _MESSAGE.pack(0, tensors[0].shape[1], tensors[1].shape[1], drawn or 0, digest)
+    else:
+        mine = _MESSAGE.pack(1, 0, 0, 0, b"")
+    messages = [_MESSAGE.unpack(message) for message in ranks.exchange(mine)]
+    if any(message[0] for message in messages) or len({message[4] for message in messages}) > 1:
+        _explain(ranks, dict(error=error, fields=None if error else own + call.fields()))
+    lengths = [message[1] for message in messages]
+    if call.cross:
+        lengths += [message[2] for message in messages]
+    return lengths, seed if drawn is None else messages[0][3]
+
+
+def _explain(ranks, mine):
+    """Raises the error on all ranks. Collective. Texts have any length, and none is cut."""
+    text = json.dumps(mine).encode()
+    lengths = [int.from_bytes(length, "little")
+               for length in ranks.exchange(len(text).to_bytes(8, "little"))]
+    texts = ranks.exchange(text.ljust(max(lengths), b" "))
+    if mine["error"] is not None:
+        raise _KINDS[mine["error"][0]](mine["error"][1])
+    others = [json.loads(other) for other in texts]
+    for rank, other in enumerate(others):
+        if other["error"] is not None:
+            raise _KINDS[other["error"][0]]("rank %d: %s" % (rank, other["error"][1]))
+    own = others[ranks.rank]["fields"]
+    for rank, other in enumerate(others):
+        for (name, ours), (_, theirs) in zip(own, other["fields"]):
+            if ours != theirs:
+                where, ours, theirs = _first_difference(ours, theirs)
+                raise ValueError("%s: the ranks differ%s: %r on rank %d, %r on rank %d" % (
+                    name, where, ours, ranks.rank, theirs, rank))
+    raise ValueError("the ranks differ: another version of the package on one of them")
+
+
+def _first_difference(ours, theirs, where=""):
+    """Returns the first place where two nested lists differ, in words, and both values there."""
+    if not (isinstance(ours, list) and isinstance(theirs, list)):
+        return where, ours, theirs
+    if len(ours) != len(theirs):
+        return where + " in length", len(ours), len(theirs)
+    at = next(i for i, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1])
+    return _first_difference(ours[at], theirs[at], (where + " at " if not where else where + ", ") + str(at))
 
 
 def _attention_of(ranks, call, used=True):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _call, _flops, _ranks
-from ._agree import check_sinks
 from ._cache import Bounded
 from .masks import Frozen
 from .scores import check_seed, draw_seed, read_seed
@@ -142,7 +141,7 @@ def _seed_tensor(seed):
 def apply(q, k, v, sinks, seed, group, scalars, lists):
     """Does what _attention._apply does, through the operator."""
     if sinks is not None:
-        check_sinks(sinks, q)
+        _arguments.check_sinks(sinks, q)
     tensors = []
     for name, value in (("softmax_scale", scalars[1]), ("alibi_slopes", lists[4])):
         if isinstance(value, torch.Tensor):

@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from . import _agree, _ranks
+from . import _call, _ranks
 from ._ranks import is_compiling
 from .layout import positions
 
@@ -19,7 +19,7 @@ def refuse(group, tensor, promised, error):
 
     promised: with seqlen= they do not compare arguments there. Then they learn that this rank is lost."""
     if not is_compiling():
-        _agree.refuse(group, tensor.device, promised, error)
+        _call.refuse(group, tensor.device, promised, error)
     raise error
 
 
