@@ -25,8 +25,8 @@
 #include "train/huggingface/config.h"
 #include "train/huggingface/directory.h"
 #include "train/huggingface/export_tokenizer.h"
+#include "train/huggingface/families/family.h"
 #include "train/huggingface/pretrained.h"
-#include "train/huggingface/tensor_map.h"
 #include "train/optimizer/adamw.h"
 
 namespace burst {

@@ -12,7 +12,7 @@
 #include "model/parameters.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/huggingface/config.h"
-#include "train/huggingface/tensor_map.h"
+#include "train/huggingface/families/family.h"
 
 namespace burst {
 

@@ -1,5 +1,5 @@
-// What differs between the model families of transformers: fields of config.json, and names of
-// tensors. The readers and writers one folder up know nothing else of a family.
+// What differs between the model families of transformers: fields of config.json, and which tensors
+// have which parameter. The readers and writers one folder up know nothing else of a family.
 //
 // A family is a function in a file of this folder, and a line in families.cc.
 #pragma once
@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "burst/tensor/tensor.h"
 #include "model/config.h"
+#include "model/parameters.h"
 #include "train/huggingface/config.h"
 #include "train/huggingface/fields.h"
 
@@ -90,6 +92,31 @@ struct HuggingFaceFamily {
 const std::vector<HuggingFaceFamily>& HuggingFaceFamilies();
 // Returns null for an unknown model_type.
 const HuggingFaceFamily* FindFamily(absl::string_view type);
+
+// ---- The tensors of a model.
+
+// A tensor of a Hugging Face directory: [out, in] as in this program, or [in, out] (`transposed`)
+// as in GPT-2.
+struct ForeignTensor {
+  std::string name;
+  Shape shape;  // the shape in the directory
+  bool transposed = false;
+
+  Shape shape_here() const;  // [out, in]
+};
+
+// Returns the tensors whose rows, one after the other, make up the parameter: queries, keys and
+// values, or gate and up. Other parameters have one tensor. The config's type must be known.
+std::vector<ForeignTensor> ForeignTensors(const HuggingFaceConfig& config,
+                                          const Parameter& parameter);
+
+// Returns whether a tensor of a directory is not read. These are masks and angles, which this
+// program computes, and the head of a tied model, which must equal its embedding
+// (HuggingFaceDirectory).
+bool IsComputed(const HuggingFaceConfig& config, absl::string_view name);
+
+// Returns the prefix of the names ("model.", "transformer."), which a directory may lack.
+std::string NamePrefix(const HuggingFaceConfig& config);
 
 // ---- The files of this folder.
 
