@@ -23,8 +23,9 @@ absl::Status NormOfStages(Communicator* stages, const Tensor& norm) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
-    const ParameterList& parameters, Communicator* world, Communicator* group) {
+absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(ParameterList& parameters,
+                                                                         Communicator* world,
+                                                                         Communicator* group) {
   std::unique_ptr<GradientReducer> reducer(new GradientReducer(parameters, world, group));
   if (group == nullptr) return reducer;
   for (const ShardRange& range : parameters.Ranges(0, parameters.size())) {

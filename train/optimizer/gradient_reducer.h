@@ -20,6 +20,7 @@
 #include "burst/comm/communicator.h"
 #include "burst/tensor/tensor.h"
 #include "model/parameters.h"
+#include "train/optimizer/state_exchange.h"
 
 namespace burst {
 
@@ -27,11 +28,11 @@ namespace burst {
 // stages. stages: this rank's place in all of them. Collective.
 absl::Status NormOfStages(Communicator* stages, const Tensor& norm);
 
-class GradientReducer {
+class GradientReducer : public StateExchange {
  public:
   // Collective in `world`, whose ranks are data parallel x tensor parallel (Mesh), `group` being
   // this rank's of the latter; null without tensor parallelism. All must outlive the object.
-  static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(const ParameterList& parameters,
+  static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(ParameterList& parameters,
                                                                  Communicator* world,
                                                                  Communicator* group);
   // In a pipeline, whose stage `world` is. stages: this rank's place in all stages. tied: in those
@@ -41,16 +42,16 @@ class GradientReducer {
     tied_ = tied;
   }
 
-  // Says that the gradients of the parameters [first, last) are complete; they may not be touched
-  // until Finish returns. They are reduced with those of neighboring parameters in one message. It
-  // starts when it is long enough, since every all-reduce slows down the work that runs with it.
-  absl::Status Post(int first, int last);
-  // Completes the reductions. norm, [1] float64 on the gradients' device, becomes that of the whole
-  // model's gradient, the same bits on every rank.
-  absl::Status Finish(const Tensor& norm);
+  void BeginStep() override { parameters_.ZeroGrad(); }
+  // Gradients are reduced with those of neighboring parameters in one message. It starts when it is
+  // long enough, since every all-reduce slows down the work that runs with it.
+  absl::Status Post(int first, int last) override;
+  absl::Status Finish(const Tensor& norm) override;
+  // Every rank updates all values.
+  absl::Status GatherValues() override { return absl::OkStatus(); }
 
  private:
-  GradientReducer(const ParameterList& parameters, Communicator* world, Communicator* group)
+  GradientReducer(ParameterList& parameters, Communicator* world, Communicator* group)
       : parameters_(parameters), world_(world), group_(group) {}
 
   absl::Status Start();  // the reduction of the parameters that wait
@@ -61,7 +62,7 @@ class GradientReducer {
   // The ranges of all gradients that count for the norm.
   std::vector<ShardRange> CountedRanges() const;
 
-  const ParameterList& parameters_;
+  ParameterList& parameters_;
   int first_ = 0, last_ = 0;  // wait for neighbors
   int64_t last_message_ = 0;  // elements of a step's last message, the first ones
   Communicator* const world_;

@@ -7,11 +7,10 @@
 #include "burst/tensor/gpu_kernel.h"
 #include "model/ops/cuda/float8_weights.h"
 #include "train/optimizer/adamw.h"
-#include "train/optimizer/gradient_reducer.h"
 
 namespace burst {
 
-absl::StatusOr<std::unique_ptr<ShardedState>> ShardedState::Create(const ParameterList& parameters,
+absl::StatusOr<std::unique_ptr<ShardedState>> ShardedState::Create(ParameterList& parameters,
                                                                    Communicator* world,
                                                                    Communicator* group) {
   std::unique_ptr<ShardedState> state(new ShardedState(parameters, world, group));
@@ -20,6 +19,9 @@ absl::StatusOr<std::unique_ptr<ShardedState>> ShardedState::Create(const Paramet
 }
 
 absl::Status ShardedState::Connect() {
+  if (parameters_.sharding().stage < 2) {
+    BURST_ASSIGN_OR_RETURN(whole_gradients_, GradientReducer::Create(parameters_, world_, group_));
+  }
   gathered_.resize(parameters_.units().size());
   grads_.resize(parameters_.units().size());
   has_gradient_.resize(parameters_.units().size());
@@ -35,6 +37,12 @@ absl::Status ShardedState::Connect() {
                            group_->Split(group_->rank() / count, group_->rank()));
   }
   return absl::OkStatus();
+}
+
+void ShardedState::set_stages(Communicator* stages, Communicator* tied) {
+  stages_ = stages;
+  tied_ = tied;
+  if (whole_gradients_ != nullptr) whole_gradients_->set_stages(stages, tied);
 }
 
 std::vector<int64_t> ShardedState::Counts(int unit) const {
@@ -192,6 +200,15 @@ void ShardedState::EndValues(int unit) {
 
 // ---- Gradients.
 
+void ShardedState::BeginStep() {
+  if (whole_gradients_ != nullptr) return whole_gradients_->BeginStep();
+  has_gradient_.assign(has_gradient_.size(), false);
+}
+
+absl::Status ShardedState::Post(int first, int last) {
+  return whole_gradients_ == nullptr ? absl::OkStatus() : whole_gradients_->Post(first, last);
+}
+
 void ShardedState::BeginGrads(int unit) {
   if (parameters_.sharding().stage < 2) return;
   grads_[unit] = Tensor::Empty({parameters_.units()[unit].numel}, parameters_.master_dtype(),
@@ -267,6 +284,7 @@ std::vector<Tensor> ShardedState::CountedParts() const {
 
 // Computes the norm of all ranks' parts, then the norm over the stages.
 absl::Status ShardedState::Finish(const Tensor& norm) {
+  if (whole_gradients_ != nullptr) return whole_gradients_->Finish(norm);
   BURST_RETURN_IF_ERROR(Wait());
   // The embeddings are a unit with the same pieces on both stages.
   if (tied_ != nullptr) BURST_RETURN_IF_ERROR(tied_->AllReduceSum(parameters_.GradPiece(0)));

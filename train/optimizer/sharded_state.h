@@ -26,33 +26,28 @@
 #include "burst/tensor/tensor.h"
 #include "model/execution/parameter_use.h"
 #include "model/parameters.h"
+#include "train/optimizer/gradient_reducer.h"
+#include "train/optimizer/state_exchange.h"
 #include "train/optimizer/weight_scales.h"
 
 namespace burst {
 
-class ShardedState : public ParameterUse {
+class ShardedState : public StateExchange, public ParameterUse {
  public:
   // Collective in `world`, whose ranks are data parallel x tensor parallel (Mesh), `group` being
   // this rank's of the latter; null without tensor parallelism. All must outlive the object.
-  static absl::StatusOr<std::unique_ptr<ShardedState>> Create(const ParameterList& parameters,
+  static absl::StatusOr<std::unique_ptr<ShardedState>> Create(ParameterList& parameters,
                                                               Communicator* world,
                                                               Communicator* group);
 
-  // After an update of the masters and of this rank's pieces of the values: all values follow.
-  absl::Status GatherValues();
-
   // In a pipeline, whose stage `world` is, as GradientReducer::set_stages; before the first step.
-  void set_stages(Communicator* stages, Communicator* tied) {
-    stages_ = stages;
-    tied_ = tied;
-  }
+  void set_stages(Communicator* stages, Communicator* tied);
 
-  // Stages 2 and 3: the gradients of the micro-batches that follow take the place of those so far,
-  // and are added up.
-  void BeginStep() { has_gradient_.assign(has_gradient_.size(), false); }
-  // Completes the reductions. norm, [1] float64 on the gradients' device, becomes that of the whole
-  // model's gradient, the same bits on every rank.
-  absl::Status Finish(const Tensor& norm);
+  void BeginStep() override;
+  // Does nothing in stages 2 and 3, where EndGrads begins the reduction of a unit.
+  absl::Status Post(int first, int last) override;
+  absl::Status Finish(const Tensor& norm) override;
+  absl::Status GatherValues() override;
 
   void BeginPass(Tape& tape) override;
   void BeginValues(Tape& tape, int unit, int next) override;
@@ -75,7 +70,7 @@ class ShardedState : public ParameterUse {
     Tensor added;  // [piece], to be added to what is there; null: it went there
   };
 
-  ShardedState(const ParameterList& parameters, Communicator* world, Communicator* group)
+  ShardedState(ParameterList& parameters, Communicator* world, Communicator* group)
       : parameters_(parameters), world_(world), group_(group) {}
   absl::Status Connect();
   std::vector<int64_t> Counts(int unit) const;
@@ -91,10 +86,11 @@ class ShardedState : public ParameterUse {
   absl::Status Wait();
   std::vector<Tensor> CountedParts() const;
 
-  const ParameterList& parameters_;
+  ParameterList& parameters_;
   Communicator* const world_;
   Communicator* const group_;
-  Communicator* shards_ = nullptr;  // the ranks that divide the state
+  std::unique_ptr<GradientReducer> whole_gradients_;  // in stage 1 alone
+  Communicator* shards_ = nullptr;                    // the ranks that divide the state
   Communicator* stages_ = nullptr;
   Communicator* tied_ = nullptr;
   std::unique_ptr<WeightScales> scales_;  // null: no weight travels in e4m3

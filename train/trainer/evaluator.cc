@@ -67,7 +67,7 @@ absl::Status Evaluator::TakeAverage() {
     parameters.ValuePiece(i).ConvertFrom(
         rank_.optimizer->average().Slice(0, unit.shard_begin, unit.piece));
   }
-  return rank_.shards == nullptr ? absl::OkStatus() : rank_.shards->GatherValues();
+  return rank_.exchange->GatherValues();
 }
 
 absl::StatusOr<Tensor> Evaluator::LossOf(const SequenceBatch& batch) {

@@ -14,7 +14,9 @@
 #include "model/tensor_parallel.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/huggingface/pretrained.h"
+#include "train/optimizer/gradient_reducer.h"
 #include "train/optimizer/muon_matrices.h"
+#include "train/optimizer/sharded_state.h"
 
 namespace burst {
 namespace {
@@ -187,17 +189,27 @@ absl::Status RankState::MakeModel() {
   return absl::OkStatus();
 }
 
+absl::Status RankState::MakeExchange() {
+  const auto keep = [&](auto made) {
+    if (pipeline != nullptr) made->set_stages(pipeline->stages(), pipeline->tied());
+    exchange = std::move(made);
+  };
+  if (config.zero == 0) {
+    BURST_ASSIGN_OR_RETURN(auto reducer,
+                           GradientReducer::Create(model->parameters(), stage, tensor.get()));
+    keep(std::move(reducer));
+    return absl::OkStatus();
+  }
+  BURST_ASSIGN_OR_RETURN(auto shards,
+                         ShardedState::Create(model->parameters(), stage, tensor.get()));
+  model->set_parameter_use(shards.get());
+  keep(std::move(shards));
+  return absl::OkStatus();
+}
+
 absl::Status RankState::MakeOptimizer() {
+  BURST_RETURN_IF_ERROR(MakeExchange());
   const ParameterList& parameters = model->parameters();
-  if (config.zero < 2) {
-    BURST_ASSIGN_OR_RETURN(gradients, GradientReducer::Create(parameters, stage, tensor.get()));
-    if (pipeline != nullptr) gradients->set_stages(pipeline->stages(), pipeline->tied());
-  }
-  if (config.zero > 0) {
-    BURST_ASSIGN_OR_RETURN(shards, ShardedState::Create(parameters, stage, tensor.get()));
-    if (pipeline != nullptr) shards->set_stages(pipeline->stages(), pipeline->tied());
-    model->set_parameter_use(shards.get());
-  }
   std::unique_ptr<Muon> muon;
   if (config.optimizer == OptimizerKind::kMuon) {
     muon = std::make_unique<Muon>(MuonMatrices(parameters, model->config()), config.muon_momentum,
@@ -239,7 +251,7 @@ absl::Status RankState::Load() {
 }
 
 absl::Status RankState::FinishGradients(const Tensor& norm) {
-  BURST_RETURN_IF_ERROR(gradients != nullptr ? gradients->Finish(norm) : shards->Finish(norm));
+  BURST_RETURN_IF_ERROR(exchange->Finish(norm));
   return comm->Wait(Channel::kCollective);
 }
 

@@ -18,8 +18,7 @@
 #include "train/config/config.h"
 #include "train/data/batch.h"
 #include "train/optimizer/adamw.h"
-#include "train/optimizer/gradient_reducer.h"
-#include "train/optimizer/sharded_state.h"
+#include "train/optimizer/state_exchange.h"
 #include "train/pipeline/pipeline.h"
 #include "train/run/setup.h"
 
@@ -54,9 +53,8 @@ struct RankState {
   Communicator* stage;                      // the ranks with the same layers: own_stage, or comm
   std::unique_ptr<SequenceParallelAttention> attention;
   std::unique_ptr<Transformer> model;
-  std::unique_ptr<Pipeline> pipeline;          // null: one stage
-  std::unique_ptr<GradientReducer> gradients;  // null if `shards` reduces them
-  std::unique_ptr<ShardedState> shards;        // with --zero, else null
+  std::unique_ptr<Pipeline> pipeline;       // null: one stage
+  std::unique_ptr<StateExchange> exchange;  // ShardedState with --zero, else GradientReducer
   std::unique_ptr<AdamW> optimizer;
 
  private:
@@ -64,6 +62,7 @@ struct RankState {
   absl::Status MakeGroups();
   absl::Status MakeAttention();
   absl::Status MakeModel();
+  absl::Status MakeExchange();
   absl::Status MakeOptimizer();
 };
 

@@ -95,12 +95,11 @@ absl::StatusOr<bool> StepRunner::CanContinue(int64_t steps) {
 }
 
 absl::Status StepRunner::ForwardBackward(int64_t first, int64_t count, const Tensor& loss) {
-  if (config_.zero < 2) rank_.model->parameters().ZeroGrad();
+  rank_.exchange->BeginStep();
   BURST_ASSIGN_OR_RETURN(const int64_t num_targets,
                          data_.TrainingTargets(first * config_.batch, count * config_.batch));
   const LossTerms terms(1.0 / static_cast<double>(std::max<int64_t>(1, num_targets)),
                         config_.z_loss);
-  if (rank_.shards != nullptr) rank_.shards->BeginStep();
   if (rank_.pipeline != nullptr) return ForwardBackwardInPipeline(first, count, terms, loss);
   for (int64_t i = first; i < first + count; ++i) {
     BURST_RETURN_IF_ERROR(ForwardBackwardOne(i, terms, loss, i == first, i + 1 == first + count));
@@ -118,12 +117,11 @@ absl::Status StepRunner::ForwardBackwardOne(int64_t micro_batch, const LossTerms
   std::optional<ScopedPhase> phase(std::in_place, "forward");
   Tape tape;
   const GradientsReady ready = [&](int begin, int end) {
-    const absl::Status status = rank_.gradients->Post(begin, end);
+    const absl::Status status = rank_.exchange->Post(begin, end);
     if (!status.ok()) tape.Fail(status);
   };
-  const bool posts = last && rank_.gradients != nullptr;
   const Variable part = rank_.model->Loss(tape, *rank_.attention, own.batch, terms, own.dropout,
-                                          posts ? ready : nullptr);
+                                          last ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
   if (first) {
     loss.ConvertFrom(part.value().View({1}));
@@ -146,8 +144,7 @@ absl::Status StepRunner::ForwardBackwardInPipeline(int64_t first, int64_t count,
       [&](int number) { return MakeMicroBatch(first + number); }, terms, loss,
       &ResultsOf(step).passes));
   BURST_RETURN_IF_ERROR(rank_.comm->PostAllReduceSum(loss));
-  return rank_.gradients == nullptr ? absl::OkStatus()
-                                    : rank_.gradients->Post(0, rank_.model->parameters().size());
+  return rank_.exchange->Post(0, rank_.model->parameters().size());
 }
 
 absl::StatusOr<MicroBatch> StepRunner::MakeMicroBatch(int64_t number) {
@@ -173,7 +170,7 @@ absl::Status StepRunner::Update(const Tensor& loss_and_norm, double lr) {
                      parameters.GradPiece(unit)});
   }
   BURST_RETURN_IF_ERROR(rank_.optimizer->Step(parts, loss_and_norm, config_.clip, lr));
-  return rank_.shards == nullptr ? absl::OkStatus() : rank_.shards->GatherValues();
+  return rank_.exchange->GatherValues();
 }
 
 // The first stage makes the very first and the very last pass, so its span covers every stage.

@@ -212,7 +212,7 @@ absl::Status Trainer::Save(const StepMetrics& last) {
 // launcher must give such runs the time that a save takes.
 std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
   if (report_ == nullptr || config_.comm == CommKind::kThreads || rank_->tensor != nullptr ||
-      rank_->shards != nullptr || config_.checkpoint_files != CheckpointFiles::kOne ||
+      config_.zero > 0 || config_.checkpoint_files != CheckpointFiles::kOne ||
       config_.device != DeviceType::kCpu) {
     return nullptr;
   }
