@@ -188,7 +188,7 @@ struct FlashBackwardParams {
   bool deterministic = true;
 };
 
-// The kernels of a device, or others that compute the same (burst/kernels/study). They have no
+// The kernels of a device, or others that compute the same (benchmarks/study). They have no
 // state; any thread may call them.
 class AttentionKernels {
  public:
