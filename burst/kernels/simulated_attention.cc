@@ -75,8 +75,7 @@ bool IsNarrow(const FlashAttentionShape& s) { return s.head_dim <= 64; }
 
 absl::Status SimulatedAttentionKernels::Check(DeviceType device, DType dtype,
                                               const HeadWidths& widths) const {
-  const bool served = (widths.equal() || kGpusTakeTwoWidths) &&
-                      (Is16Bit(dtype) ? HopperKernelsServe(widths) : WideKernelsServe(widths));
+  const bool served = Is16Bit(dtype) ? HopperKernelsServe(widths) : WideKernelsServe(widths);
   if (device == DeviceType::kCuda && served) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("no attention kernel for ", Name(dtype), " with ",
                                                  ToString(widths), " on a GPU"));

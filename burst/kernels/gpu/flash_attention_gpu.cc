@@ -116,7 +116,6 @@ void CheckCall(const FlashBackwardParams& params) {
 
 bool Serves(KernelFamily family, DType dtype, const HeadWidths& widths) {
   const int capability = CurrentContext().compute_capability;
-  if (!widths.equal() && !kGpusTakeTwoWidths) return false;
   switch (family) {
     case KernelFamily::kSimt:
       return (dtype == kFloat || dtype == DType::kFloat64) && WideKernelsServe(widths) &&
@@ -150,8 +149,11 @@ std::string NotServed(DType dtype, const HeadWidths& widths) {
        << " KB of shared memory a block: float32 goes up to " << kWideHeadDims.most
        << ", float64 too where a block has 131 KB, else to 128; bfloat16 and float16 need a "
           "multiple "
-       << "of " << k16BitHeadDims.multiple << " up to " << k16BitHeadDims.most << " and 8.0"
-       << (widths.equal() ? "" : "; v must have the head_dim of q and k");
+       << "of " << k16BitHeadDims.multiple << " up to " << k16BitHeadDims.most << " and 8.0";
+  if (!widths.equal()) {
+    text << "; if v has another width, they need 9.0, a head_dim up to " << kHeadDimsOfTwo.most
+         << " and a value_dim up to " << kValueDimsOfTwo.most;
+  }
   return text.str();
 }
 
