@@ -85,5 +85,6 @@ for package in "${packages[@]}"; do
   cp -L "/usr/share/doc/$package/copyright" "$root/licenses/$package"
 done
 
+# Programs share GPU kernels of about 100 MB. The dictionary holds two programs, so kernels are packed once.
 tar -C "$work" --owner=0 --group=0 --mtime=@0 --sort=name -cf - "$(basename "$root")" |
-  xz --threads=1 --lzma2=preset=1,dict=64MiB >"$out"
+  xz --threads=1 --lzma2=preset=1,dict=256MiB >"$out"
