@@ -1,4 +1,5 @@
 #include "burst/kernels/gpu/common/probability.cuh"
+#include "burst/kernels/gpu/common/query_gap.cuh"
 #include "burst/kernels/gpu/simt/flash_attention_simt.h"
 #include "burst/kernels/gpu/simt/tile.cuh"
 
@@ -120,14 +121,25 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
   LoadTile<Tile>(Head<T>(params.k, b, kv_head), first, rows, head_dim, k_tile);
   LoadTile<Tile>(Head<T>(params.v, b, kv_head), first, rows, value_dim, v_tile);
   typename Tile::Rows dk = {}, dv = {};
-  const int64_t first_query = visible.FirstEndingAfter(shape.q_len, first);
-  const int64_t last_query = visible.FirstBeginningAfter(shape.q_len, first + rows - 1);
+  __shared__ cuda::Run near, gap;  // here they take no registers
+  {
+    const cuda::RowRanges ranges(shape.visible, b, shape.q_len);
+    const cuda::Run found = cuda::QueriesNear(ranges, first, first + rows);
+    const cuda::Run tiles = cuda::LongestGap<Tile::kRows>(ranges, found, /*origin=*/found.begin);
+    if (threadIdx.x == 0) {
+      near = found;
+      gap = {found.begin + tiles.begin * Tile::kRows, found.begin + tiles.end * Tile::kRows};
+    }
+    __syncthreads();
+  }
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     const ChangedScores<T> changed(shape, b, h);
     const T* lse = static_cast<const T*>(params.lse) + (b * shape.num_heads + h) * shape.q_len;
     const T* delta = static_cast<const T*>(params.delta) + (b * shape.num_heads + h) * shape.q_len;
-    for (int64_t query = first_query; query < last_query; query += Tile::kRows) {
-      const int64_t queries = last_query - query;
+    for (int query = near.begin; query < near.end; query += Tile::kRows) {
+      if (query == gap.begin) query = gap.end;
+      if (query >= near.end) break;
+      const int64_t queries = near.end - query;
       const bool q_finite =
           LoadTile<Tile>(Head<T>(params.q, b, h), query, queries, head_dim, q_tile);
       const bool dout_finite =
@@ -139,7 +151,7 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
             score_tile, b_tile,
             [&](int r, int i) {
               const int j = first + y + kSide * r;
-              return query + i < last_query && visible.begin(query + i) <= j &&
+              return query + i < near.end && visible.begin(query + i) <= j &&
                      j < visible.end(query + i);
             },
             sums);
@@ -149,8 +161,8 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
       Matmul<Tile>(v_tile, dout_tile, dp);
 #pragma unroll
       for (int c = 0; c < kN; ++c) {
-        const int64_t i = query + x + kSide * c;
-        const bool valid = i < last_query;
+        const int i = query + x + kSide * c;
+        const bool valid = i < near.end;
         const int begin = valid ? visible.begin(i) : 0, end = valid ? visible.end(i) : 0;
         const T row_lse = valid ? lse[i] : T{0}, row_delta = valid ? delta[i] : T{0};
 #pragma unroll

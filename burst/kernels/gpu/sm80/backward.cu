@@ -18,6 +18,7 @@
 #include <cmath>
 
 #include "burst/kernels/gpu/common/isolation.cuh"
+#include "burst/kernels/gpu/common/query_gap.cuh"
 #include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/sm80/tile.cuh"
 #include "burst/kernels/gpu/sm80/variants.h"
@@ -40,8 +41,15 @@ struct Stage {
   uint32_t lse, delta;  // [kBlockM], float
 };
 
+// The query tiles of a tile of keys: [first, end) without [gap_begin, gap_end), from the last to the
+// first.
 struct QueryTiles {
-  int first, last;  // [first, last)
+  // Returns the tile after `tile` in this order, below `first` after the last one.
+  __device__ __forceinline__ int Next(int tile) const {
+    return (tile == gap_end ? gap_begin : tile) - 1;
+  }
+  int first, last;
+  int gap_begin, gap_end;
 };
 
 struct Step {
@@ -49,18 +57,18 @@ struct Step {
 };
 
 // Returns the query tiles whose range [begin of the first row, end of the last row) meets the keys
-// [key, key_end). Some of these tiles may see none of the keys. But the key tiles that a query tile
-// meets are consecutive, from the one that holds its first row's `begin`. They take turns in that
-// order.
+// [key, key_end), without the longest gap. Some of these tiles may see none of the keys. But the
+// key tiles that a query tile meets are consecutive, from the one that holds its first row's
+// `begin`. They take turns in that order. A query tile in a gap meets one tile of keys alone.
 template <int kBlockM>
-__device__ __forceinline__ QueryTiles VisibleTiles(const Visible& visible, int64_t q_len, int key,
+__device__ __forceinline__ QueryTiles VisibleTiles(const cuda::RowRanges& ranges, int key,
                                                    int key_end) {
-  const int64_t first = visible.FirstEndingAfter(q_len, key);
-  const int64_t last = visible.FirstBeginningAfter(q_len, key_end - 1);
-  const int first_tile = static_cast<int>(first / kBlockM);
-  const int last_tile = static_cast<int>((last + kBlockM - 1) / kBlockM);
-  if (first == q_len || first_tile >= last_tile) return {0, 0};
-  return {first_tile, last_tile};
+  const cuda::Run near = cuda::QueriesNear(ranges, key, key_end);
+  if (near.begin == ranges.q_len) return {0, -1, 0, 0};
+  const cuda::Run gap = cuda::LongestGap<kBlockM>(ranges, near, /*origin=*/0);
+  QueryTiles tiles = {near.begin / kBlockM, 0, gap.begin, gap.end};
+  tiles.last = tiles.Next((near.end + kBlockM - 1) / kBlockM);
+  return tiles;
 }
 
 template <class Traits>
@@ -219,19 +227,26 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
   Clear<kDkM, kDkN>(dk);
   Clear<kDkM, kDkN>(dv);
 
-  const QueryTiles tiles = VisibleTiles<kBlockM>(visible, q_len, key, min(key + kBlockN, k_len));
-  if (tiles.first < tiles.last) {
+  __shared__ QueryTiles tiles;  // here it takes no registers
+  {
+    const cuda::RowRanges ranges(shape.visible, b, q_len);
+    const QueryTiles found = VisibleTiles<kBlockM>(ranges, key, min(key + kBlockN, k_len));
+    if (threadIdx.x == 0) tiles = found;
+    __syncthreads();
+  }
+  if (tiles.first <= tiles.last) {
     using Loader = TileLoader<kBlockN, kHeadDim, kThreads>;
     Loader(params.k, b, kv_head, key).Load(params.k.seq_stride, k_len - key, head_dim, k_tile);
     Loader(params.v, b, kv_head, key).Load(params.v.seq_stride, k_len - key, head_dim, v_tile);
-    LoadStage<Traits>(params, b, kv_head * group, tiles.last - 1, stages);
+    LoadStage<Traits>(params, b, kv_head * group, tiles.last, stages);
     CommitCopies();
   }
   uint32_t base = stages;
-  for (Step step = {kv_head * group, tiles.last - 1}, next;
-       tiles.first < tiles.last && step.h < (kv_head + 1) * group; step = next) {
+  for (Step step = {kv_head * group, tiles.last}, next;
+       tiles.first <= tiles.last && step.h < (kv_head + 1) * group; step = next) {
     const Stage<Traits> stage(base);
-    next = step.tile > tiles.first ? Step{step.h, step.tile - 1} : Step{step.h + 1, tiles.last - 1};
+    next = {step.h, tiles.Next(step.tile)};
+    if (next.tile < tiles.first) ++next.h, next.tile = tiles.last;
     const bool is_last = next.h == (kv_head + 1) * group;
     if (Traits::kStages > 1) base = 2 * stages + Stage<Traits>::kBytes - base;
     WaitCopies<0>();
@@ -248,7 +263,7 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     Multiply<Element, kHeadDim>(A<kHeadDim>(stage.dout, s_row), B<kHeadDim>(v_tile, s_column), dp);
     const int first = step.tile * kBlockM;
     if (marks != nullptr) {
-      if (step.h == kv_head * group && step.tile == tiles.last - 1) {
+      if (step.h == kv_head * group && step.tile == tiles.last) {
         SuspectKeys(s, suspicion);
         SuspectKeys(dp, suspicion);
       }

@@ -5,53 +5,23 @@
 #include <algorithm>
 
 #include "burst/device/cuda.h"
+#include "burst/kernels/gpu/common/query_gap.cuh"
 #include "burst/kernels/gpu/sm90/backward_args.cuh"
 
 namespace burst {
 namespace sm90 {
 
-// Finds, in each of the non-decreasing values[i][0, n), the first index whose value is at least
-// bounds[i], or n. A whole warp does all searches at the same time.
-template <int kCount>
-__device__ __forceinline__ void LowerBounds(const int32_t* const (&values)[kCount],
-                                            const int (&bounds)[kCount], int n,
-                                            int (&first)[kCount]) {
-  const int lane = threadIdx.x % kWarpSize;
-  int length[kCount];  // first + length bounds the answer
-  bool open = n > 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) first[i] = 0, length[i] = n;
-  while (open) {
-    bool below[kCount];
-    int stride[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      stride[i] = max(1, (length[i] + kWarpSize - 1) / kWarpSize);
-      const int at = (lane + 1) * stride[i] - 1;  // last index of the lane's part
-      below[i] = at < length[i] && values[i][first[i] + at] < bounds[i];
-    }
-    open = false;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int skip = __popc(__ballot_sync(~0u, below[i])) * stride[i];
-      first[i] += skip;
-      length[i] = min(stride[i] - 1, length[i] - skip);
-      open = open || length[i] > 0;
-    }
-  }
-}
-
 // Finds the query tiles of a tile of keys, by a whole warp. begin and end do not decrease. So a
 // range of rows sees some key of the tile, and a range of rows sees all of them.
 template <class Traits>
 __device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int index) {
-  const int64_t offset = index / args.key_tiles * args.visible.batch_stride;
-  const int32_t *begin = args.visible.begin + offset, *end = args.visible.end + offset;
+  const cuda::RowRanges ranges(args.visible, index / args.key_tiles, args.q_len);
   const int first_key = index % args.key_tiles * Traits::kBlockN;
   const int last_key = min(first_key + Traits::kBlockN, args.k_len) - 1;
   int found[4];
-  LowerBounds<4>({end, begin, end, begin},
-                 {first_key + 1, last_key + 1, last_key + 1, first_key + 1}, args.q_len, found);
+  cuda::LowerBounds<4>({ranges.end, ranges.begin, ranges.end, ranges.begin},
+                       {first_key + 1, last_key + 1, last_key + 1, first_key + 1}, args.q_len,
+                       found);
   const int first = found[0], last = found[1], whole_first = found[2], whole_last = found[3];
   constexpr int kBlockM = Traits::kBlockM;
   QueryTiles tiles;
@@ -61,24 +31,9 @@ __device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int ind
   tiles.whole_end = whole_last == args.q_len ? args.query_tiles : whole_last / kBlockM;
   // The last tile of keys may be partial. Its missing keys are masked.
   if (last_key + 1 < first_key + Traits::kBlockN) tiles.whole_end = 0;
-  // Where one document's keys end inside a tile, and another's begin, all queries in between meet
-  // that tile. Many may see none of these keys, but keys of another rank. Their rows have begin >=
-  // x >= end, where the first document ends at x, or the last one begins. The longer of the two
-  // gaps is left out.
-  tiles.gap_begin = tiles.gap = 0;
-  if (first < last) {
-    const int after = end[first], before = begin[last - 1];
-    LowerBounds<4>({begin, end, begin, end}, {after, after + 1, before, before + 1}, args.q_len,
-                   found);
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const int gap_begin = max((found[i] + kBlockM - 1) / kBlockM, tiles.begin);
-      const int gap_end = min(found[i + 1] / kBlockM, tiles.end);
-      if (gap_end - gap_begin <= tiles.gap) continue;
-      tiles.gap_begin = gap_begin;
-      tiles.gap = gap_end - gap_begin;
-    }
-  }
+  const cuda::Run gap = cuda::LongestGap<kBlockM>(ranges, {first, last}, /*origin=*/0);
+  tiles.gap_begin = gap.begin;
+  tiles.gap = gap.end - gap.begin;
   if (threadIdx.x % kWarpSize == 0) args.query_tiles_of[index] = tiles;
 }
 
