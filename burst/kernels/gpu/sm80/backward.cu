@@ -41,8 +41,8 @@ struct Stage {
   uint32_t lse, delta;  // [kBlockM], float
 };
 
-// The query tiles of a tile of keys: [first, end) without [gap_begin, gap_end), from the last to the
-// first.
+// The query tiles first, ..., last of a tile of keys, without [gap_begin, gap_end). A block walks
+// them from the last to the first.
 struct QueryTiles {
   // Returns the tile after `tile` in this order, below `first` after the last one.
   __device__ __forceinline__ int Next(int tile) const {
