@@ -18,6 +18,14 @@ from .scores import check_seed
 _DIAGONALS = {(False, False): "full", (True, False): "causal", (False, True): "inverse_causal", (True, True): "band"}
 _BYTES_A_TOKEN = 32  # about the bytes of a schedule: its positions and masks
 
+# What a call gives the library: burst_call, burst_result and burst_gradients. Each has its size, maybe fields, and
+# burst_tensors of 11 numbers: data, dtype, dims, four of shape, four of strides.
+_TENSOR = "Qii4q4q"
+_CALL = struct.Struct("=QQQi4x" + 4 * _TENSOR)
+_RESULT = struct.Struct("=Q" + 3 * _TENSOR)
+_GRADIENTS = struct.Struct("=Q" + 6 * _TENSOR)
+_LEFT_OUT = (0,) * 11  # in the place of a tensor
+
 # A rank's message has 1 for an error, the tokens of q and of k, the seed it drew, and a digest of the rest.
 _MESSAGE = struct.Struct("<qqqQ32s")
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError}
@@ -272,12 +280,20 @@ def _ready(tensor):
 def _view(tensor):
     """Returns the numbers of a burst_tensor; None is left out."""
     if tensor is None:
-        return _library.LEFT_OUT
+        return _LEFT_OUT
     shape = tensor.shape
     if len(shape) == 4:
         return (tensor.data_ptr(), DTYPES[tensor.dtype], 4, *shape, *tensor.stride())
     rest = (0,) * (4 - len(shape))
     return (tensor.data_ptr(), DTYPES[tensor.dtype], len(shape), *shape, *rest, *tensor.stride(), *rest)
+
+
+def _packed(form, *fields, tensors):
+    """Returns the bytes of a struct of the library."""
+    numbers = [form.size, *fields]
+    for tensor in tensors:
+        numbers += _view(tensor)
+    return form.pack(*numbers)
 
 
 def _cut(tensor, columns):
@@ -303,16 +319,14 @@ class State:
         self.ranks, self.attention, self.schedule = ranks, attention, schedule
         self.wants_largest = wants_largest
 
-    def set_call(self, q, k, v, sinks, seed):
-        self.ranks.device.call.set(self.schedule.value, seed or 0, self.wants_largest, *_view(q), *_view(k),
-                                   *_view(v), *_view(sinks))
+    def packed_call(self, q, k, v, sinks, seed):
+        return _packed(_CALL, self.schedule.value, seed or 0, self.wants_largest, tensors=(q, k, v, sinks))
 
     def value_dim(self, q, k, v, sinks):
         """Returns the head_dim of the v that the kernels take: its own or, for kernels of one width only, q's."""
         if v.shape[3] >= q.shape[3]:
             return v.shape[3]
-        self.set_call(q, k, v, sinks, None)
-        refused = library().burst_check(self.attention.value, self.ranks.device.call.pointer)
+        refused = library().burst_check(self.attention.value, self.packed_call(q, k, v, sinks, None))
         return q.shape[3] if refused else v.shape[3]
 
 
@@ -365,13 +379,12 @@ def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False
             out, lse, largest = q.new_empty(out_shape(q, v)), q.new_empty(lse_shape(q), dtype=lse_dtype(q)), None
             if call.return_max_logit:
                 largest = torch.empty(max_logit_shape(q), dtype=torch.float32, device="cpu")
-            state.set_call(q, k, v, sinks, seed)
-            result = ranks.device.result
-            result.set(*_view(out), *_view(lse), *_view(largest))
+            given = state.packed_call(q, k, v, sinks, seed)
+            result = _packed(_RESULT, tensors=(out, lse, largest))
         except BaseException as error:
             _fail_unless_alike(ranks, error)
             raise
-        check(library().burst_forward(state.attention.value, ranks.device.call.pointer, result.pointer))
+        check(library().burst_forward(state.attention.value, given, result))
     return _cut(out, value_dim), lse, largest, lengths, seed, state
 
 
@@ -392,14 +405,13 @@ def backward(q, k, v, sinks, out, lse, dout, dlse, state, seed=None):
             v, out, dout = _widen(v, taken), _widen(out, taken), _widen(dout, taken)
             dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
             dsinks = None if sinks is None else _empty_like(logits)
-            state.set_call(q, k, v, logits, seed)
-            device.result.set(*_view(out), *_view(lse), *_library.LEFT_OUT)
-            device.gradients.set(*_view(dout), *_view(dlse), *_view(dq), *_view(dk), *_view(dv), *_view(dsinks))
+            given = state.packed_call(q, k, v, logits, seed)
+            result = _packed(_RESULT, tensors=(out, lse, None))
+            gradients = _packed(_GRADIENTS, tensors=(dout, dlse, dq, dk, dv, dsinks))
         except BaseException as error:
             _fail_unless_alike(state.ranks, error)
             raise
-        check(library().burst_backward(state.attention.value, device.call.pointer, device.result.pointer,
-                                       device.gradients.pointer))
+        check(library().burst_backward(state.attention.value, given, result, gradients))
     return dq, dk, _cut(dv, value_dim), None if sinks is None else dsinks.to(sinks.dtype)
 
 

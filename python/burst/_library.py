@@ -3,7 +3,6 @@
 import array
 import ctypes
 import os
-import struct
 import threading
 from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t,
                     c_void_p)
@@ -93,25 +92,6 @@ class Sequences(ctypes.Structure):
         ("key_seqlen", c_int64),
         ("key_layout", c_char_p),
     ]
-
-
-class Packed:
-    """A struct of the library that is filled many times.
-
-    It has its size, fields of the format `first`, and `count` burst_tensors. Each of these is 11 numbers:
-    data, dtype, dims, four of shape, four of strides."""
-
-    def __init__(self, first, count):
-        self._struct = struct.Struct("=Q" + first + count * "Qii4q4q")
-        self._buffer = ctypes.create_string_buffer(self._struct.size)
-        self.pointer = ctypes.addressof(self._buffer)
-
-    def set(self, *numbers):
-        """Sets the fields, and the tensors to 11 numbers each."""
-        self._struct.pack_into(self._buffer, 0, self._struct.size, *numbers)
-
-
-LEFT_OUT = (0,) * 11  # in the place of a tensor
 
 
 _HANDLE = POINTER(c_void_p)

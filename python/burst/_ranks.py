@@ -80,9 +80,6 @@ class Device:
             options.allocate, options.release = memory.allocate, memory.release
         self.handle = create("context", ctypes.byref(options), keeps=self._memory)
         self.lock = threading.RLock()
-        # What a call gives the library: burst_call, burst_result and burst_gradients.
-        self.call, self.result = _library.Packed("QQi4x", 4), _library.Packed("", 3)
-        self.gradients = _library.Packed("", 6)
 
     def enter(self):
         """Prepares a call: its work goes to torch's current stream, or to torch's number of threads."""
