@@ -18,7 +18,8 @@
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/checkpoint_set.h"
 #include "train/checkpoint/kept_checkpoints.h"
-#include "train/huggingface/convert.h"
+#include "train/huggingface/export.h"
+#include "train/huggingface/pretrained.h"
 #include "train/optimizer/adamw.h"
 
 namespace burst {

@@ -13,7 +13,6 @@
 #include "tests/testing/subprocess.h"
 #include "tests/train/huggingface_fixture.h"
 #include "train/checkpoint/kept_checkpoints.h"
-#include "train/huggingface/convert.h"
 #include "train/huggingface/directory.h"
 #include "train/huggingface/pretrained.h"
 

@@ -21,8 +21,8 @@
 #include "tests/train/huggingface_fixture.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
-#include "train/huggingface/convert.h"
 #include "train/huggingface/directory.h"
+#include "train/huggingface/export.h"
 #include "train/huggingface/pretrained.h"
 
 namespace burst {

@@ -14,7 +14,6 @@
 #include "burst/base/json.h"
 #include "burst/base/status.h"
 #include "train/huggingface/families/family.h"
-#include "train/huggingface/fields.h"
 
 namespace burst {
 namespace {
@@ -225,16 +224,6 @@ absl::StatusOr<std::string> WithoutFields(absl::string_view json,
     }
   }
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-absl::StatusOr<std::string> WithHarmlessFields(absl::string_view json, absl::string_view other) {
-  using Ordered = nlohmann::ordered_json;
-  BURST_ASSIGN_OR_RETURN(Ordered object, ParseJson<Ordered>(json));
-  BURST_ASSIGN_OR_RETURN(const Ordered others, ParseJson<Ordered>(other));
-  for (const auto& [key, value] : others.items()) {
-    if (IsWithoutInfluence(key) && !object.contains(key)) object[key] = value;
-  }
-  return absl::StrCat(object.dump(2, ' ', false, Json::error_handler_t::replace), "\n");
 }
 
 absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json) {

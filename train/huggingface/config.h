@@ -1,8 +1,8 @@
 // Reads and writes config.json of a Hugging Face directory.
 //
 // families/ has a file for each family. An error names a field that is unknown, or whose value this
-// program does not compute. Fields for training, sampling or other programs are ignored: fields.cc
-// lists them.
+// program does not compute. Fields for training, sampling or other programs are ignored:
+// families.cc lists them.
 #pragma once
 
 #include <cstdint>

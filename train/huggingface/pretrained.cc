@@ -31,6 +31,13 @@ constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.j
                                        "merges.txt",         "chat_template.jinja",
                                        "chat_template.json", "generation_config.json"};
 
+absl::Status MakeFolder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (!error) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("cannot make the folder ", path, ": ", error.message()));
+}
+
 bool Exists(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
@@ -159,11 +166,8 @@ std::string CompanionsOf(const std::string& checkpoint) {
 }
 
 absl::Status CopyCompanions(const std::string& from, const std::string& to, bool with_config) {
+  BURST_RETURN_IF_ERROR(MakeFolder(to));
   std::error_code error;
-  fs::create_directories(to, error);
-  if (error) {
-    return absl::InternalError(absl::StrCat("cannot make the folder ", to, ": ", error.message()));
-  }
   const auto copy = [&](const char* name, int64_t max_bytes) -> absl::Status {
     const fs::path named = fs::path(from) / name;
     if (!Exists(named)) return absl::OkStatus();
@@ -191,6 +195,29 @@ absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& fol
   BURST_ASSIGN_OR_RETURN(const std::string json, ReadFile(config, kMaxSettingsBytes));
   BURST_ASSIGN_OR_RETURN(const std::string read, WithoutFields(json, pretrained.ignored));
   return WriteFileAtomically(config, read);
+}
+
+absl::Status ImportHuggingFace(const std::string& directory, const std::string& out,
+                               const std::vector<std::string>& ignored) {
+  if (HoldsCheckpoints(out)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--out: ", out, " holds checkpoints; give another folder"));
+  }
+  BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory source,
+                         HuggingFaceDirectory::Open(directory, ignored));
+  BURST_ASSIGN_OR_RETURN(const Pretrained pretrained, FindPretrained(directory, ignored));
+  const std::string unread = UnreadWeights(pretrained);
+  if (!unread.empty()) std::fprintf(stderr, "warning: %s\n", unread.c_str());
+  BURST_RETURN_IF_ERROR(MakeFolder(out));
+  CheckpointInfo info;
+  info.model = source.config().model;
+  info.window = source.config().window;
+  info.seqlen = info.model.context;
+  BURST_RETURN_IF_ERROR(KeepCompanions(pretrained, out));
+  return SaveWeights(CheckpointPath(out), info, source.parameters(),
+                     [&](const Parameter& parameter, const Tensor& whole) {
+                       return source.Read(parameter, whole);
+                     });
 }
 
 }  // namespace burst

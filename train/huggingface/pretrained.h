@@ -1,4 +1,5 @@
-// Finds models with weights, which --model names by a folder and from which a run starts.
+// Finds models with weights, which --model names by a folder and from which a run starts. Imports a
+// Hugging Face directory as such a folder.
 #pragma once
 
 #include <cstdint>
@@ -56,5 +57,12 @@ std::string CompanionsOf(const std::string& checkpoint);
 // Copies companions from `from` to `to`, with their permissions, without config.json if
 // `with_config` is false. Leaves out a link that leads out of `from`, and says so on stderr.
 absl::Status CopyCompanions(const std::string& from, const std::string& to, bool with_config);
+
+// Makes the folder `out` with checkpoint.safetensors, weights alone in float32, and the model's
+// other files (KeepCompanions). One tensor is in memory at a time. FailedPrecondition if it holds
+// checkpoints. Warns of weights in the directory that are not read. config.json is read without the
+// fields `ignored`.
+absl::Status ImportHuggingFace(const std::string& directory, const std::string& out,
+                               const std::vector<std::string>& ignored = {});
 
 }  // namespace burst

@@ -123,6 +123,15 @@ absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& given
       "the model must be one that a family of transformers has; got, compared with ", closest));
 }
 
+absl::StatusOr<std::string> WithHarmlessFields(absl::string_view json, absl::string_view other) {
+  BURST_ASSIGN_OR_RETURN(Json object, ParseJson<Json>(json));
+  BURST_ASSIGN_OR_RETURN(const Json others, ParseJson<Json>(other));
+  for (const auto& [key, value] : others.items()) {
+    if (IsWithoutInfluence(key) && !object.contains(key)) object[key] = value;
+  }
+  return absl::StrCat(object.dump(2, ' ', false, Json::error_handler_t::replace), "\n");
+}
+
 absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view dtype) {
   BURST_ASSIGN_OR_RETURN(Json object, ParseJson<Json>(json));
   if (!object.is_object()) return absl::InvalidArgumentError("config.json: not a JSON object");

@@ -1,4 +1,6 @@
 // bazel run //train:export: writes a checkpoint as a Hugging Face directory.
+#include "train/huggingface/export.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -12,7 +14,6 @@
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
 #include "train/checkpoint/kept_checkpoints.h"
-#include "train/huggingface/convert.h"
 
 namespace burst {
 namespace {

@@ -9,7 +9,7 @@
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
 #include "train/config/config.h"
-#include "train/huggingface/convert.h"
+#include "train/huggingface/pretrained.h"
 
 namespace burst {
 namespace {

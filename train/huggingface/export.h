@@ -1,20 +1,13 @@
-// Converts a Hugging Face directory into a checkpoint and back, one tensor after the other, without
-// memory for a whole model.
+// Converts a checkpoint into a Hugging Face directory, one tensor after the other, without memory
+// for a whole model.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 
 namespace burst {
-
-// Makes the folder `out` with checkpoint.safetensors, weights alone in float32, and the model's
-// other files (KeepCompanions). FailedPrecondition if it holds checkpoints. Warns of weights in the
-// directory that are not read. config.json is read without the fields `ignored`.
-absl::Status ImportHuggingFace(const std::string& directory, const std::string& out,
-                               const std::vector<std::string>& ignored = {});
 
 struct ExportOptions {
   std::string dtype;     // the weights' dtype: float32, bfloat16, float16; empty: as imported, or

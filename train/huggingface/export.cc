@@ -1,9 +1,8 @@
-#include "train/huggingface/convert.h"
+#include "train/huggingface/export.h"
 
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -23,7 +22,6 @@
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/safetensors_writer.h"
 #include "train/huggingface/config.h"
-#include "train/huggingface/directory.h"
 #include "train/huggingface/export_tokenizer.h"
 #include "train/huggingface/families/family.h"
 #include "train/huggingface/pretrained.h"
@@ -33,15 +31,6 @@ namespace burst {
 namespace {
 
 namespace fs = std::filesystem;
-
-absl::Status MakeFolder(const std::string& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (!error) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("cannot make the folder ", path, ": ", error.message()));
-}
-
-// ---- Export.
 
 struct DTypeNames {
   const char* option;  // torch's name
@@ -230,29 +219,6 @@ std::string DefaultDType(const std::string& companions) {
 
 }  // namespace
 
-absl::Status ImportHuggingFace(const std::string& directory, const std::string& out,
-                               const std::vector<std::string>& ignored) {
-  if (HoldsCheckpoints(out)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--out: ", out, " holds checkpoints; give another folder"));
-  }
-  BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory source,
-                         HuggingFaceDirectory::Open(directory, ignored));
-  BURST_ASSIGN_OR_RETURN(const Pretrained pretrained, FindPretrained(directory, ignored));
-  const std::string unread = UnreadWeights(pretrained);
-  if (!unread.empty()) std::fprintf(stderr, "warning: %s\n", unread.c_str());
-  BURST_RETURN_IF_ERROR(MakeFolder(out));
-  CheckpointInfo info;
-  info.model = source.config().model;
-  info.window = source.config().window;
-  info.seqlen = info.model.context;
-  BURST_RETURN_IF_ERROR(KeepCompanions(pretrained, out));
-  return SaveWeights(CheckpointPath(out), info, source.parameters(),
-                     [&](const Parameter& parameter, const Tensor& whole) {
-                       return source.Read(parameter, whole);
-                     });
-}
-
 absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
                                const ExportOptions& options) {
   BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(checkpoint));
@@ -279,7 +245,6 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
   }
   BURST_RETURN_IF_ERROR(CopyCompanions(companions, out, /*with_config=*/false));
   if (info.tokenizer.has_value() && !HoldsTokenizer(out)) {
-    BURST_RETURN_IF_ERROR(MakeFolder(out));
     BURST_RETURN_IF_ERROR(WriteTokenizer(*info.tokenizer, out));
   }
 
