@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "benchmarks/scaling/problem.h"
-#include "burst/attention/attention_schedule.h"
+#include "burst/attention/attention_call.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "burst/sequence/token_exchange.h"

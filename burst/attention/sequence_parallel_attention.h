@@ -14,7 +14,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/attention/attention_call.h"
-#include "burst/attention/attention_schedule.h"
 #include "burst/attention/score_options.h"
 #include "burst/autograd/tape.h"
 #include "burst/mask/mask.h"

@@ -28,7 +28,6 @@
 #include "absl/status/statusor.h"
 #include "burst/attention/attention_call.h"
 #include "burst/attention/attention_ranks.h"
-#include "burst/attention/attention_schedule.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"

@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "burst/attention/attention_schedule.h"
+#include "burst/attention/attention_call.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"

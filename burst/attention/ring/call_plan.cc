@@ -185,11 +185,4 @@ CallPlan MakeCallPlan(const CallPlanKey& key, const RingRoute& route,
   return plan;
 }
 
-const CallPlan& CallPlans::Of(const CallPlanKey& key, const std::function<CallPlan()>& make) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto found = plans_.find(key);
-  if (found == plans_.end()) found = plans_.emplace(key, make()).first;
-  return found->second;
-}
-
 }  // namespace burst

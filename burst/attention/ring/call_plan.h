@@ -7,9 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
-#include <mutex>
 #include <tuple>
 #include <vector>
 
@@ -109,16 +106,5 @@ struct CallPlan {
 // masks: by the owner of the block that travels. sends_all: this rank sends its whole block.
 CallPlan MakeCallPlan(const CallPlanKey& key, const RingRoute& route,
                       const std::vector<KernelMask>& masks, bool sends_all);
-
-// The plans of one schedule. Threads may share it.
-class CallPlans {
- public:
-  // The plan of `key`; `make` makes it at the first use.
-  const CallPlan& Of(const CallPlanKey& key, const std::function<CallPlan()>& make);
-
- private:
-  std::mutex mutex_;
-  std::map<CallPlanKey, CallPlan> plans_;
-};
 
 }  // namespace burst

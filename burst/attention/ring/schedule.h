@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,11 +15,12 @@
 #include "burst/attention/kernel_mask.h"
 #include "burst/attention/ring/call_plan.h"
 #include "burst/attention/ring/route.h"
-#include "burst/attention/ring/sent_tokens.h"
 #include "burst/mask/mask.h"
 #include "burst/sequence/token_shard.h"
 
 namespace burst {
+
+enum class BlockOf;
 
 class RingSchedule {
  public:
@@ -47,7 +50,7 @@ class RingSchedule {
   const RingRoute& query_route() const { return queries_.route; }
 
   // The keys, and queries, that rank `source` sends: positions, increasing. All of the rank's
-  // tokens, unless the others need only few of them (sent_tokens.h).
+  // tokens, unless the others need only few of them, as under a window or with packed documents.
   const std::vector<int32_t>& keys_sent_by(int source) const;
   const std::vector<int32_t>& queries_sent_by(int source) const;
   // The places of this rank's sent tokens in its block. Null: it sends all of it.
@@ -81,6 +84,11 @@ class RingSchedule {
     std::optional<std::vector<BlockRows>> rows;             // this rank's rows; null: all
     std::vector<KernelArray<int32_t>> positions;            // by rank, of what a step reads
   };
+  // The plans of calls. Threads may share them.
+  struct Plans {
+    std::mutex mutex;
+    std::map<CallPlanKey, CallPlan> made;
+  };
 
   RingSchedule(TokenShard shard, std::optional<TokenShard> keys, Mask mask)
       : mask_(std::move(mask)), shard_(std::move(shard)), keys_(std::move(keys)) {}
@@ -97,7 +105,7 @@ class RingSchedule {
   std::vector<KernelMask> for_keys_of_, for_queries_of_;
   Blocks kv_, queries_;
   // Copies share it: plans hold indices, which are right for all of them.
-  std::shared_ptr<CallPlans> plans_ = std::make_shared<CallPlans>();
+  std::shared_ptr<Plans> plans_ = std::make_shared<Plans>();
 };
 
 }  // namespace burst
