@@ -16,7 +16,7 @@
 #include "train/config/config.h"
 #include "train/config/conflicts.h"
 #include "train/config/option_group.h"
-#include "train/data/mixture.h"
+#include "train/data/corpus.h"
 
 namespace burst {
 namespace {

@@ -79,9 +79,23 @@ struct TrainingData {
   std::string summary;                 // "4,298,239 characters of kjv.txt, 73 tokens (char)"
 };
 
+// A part of a mixture, such as --data=web:0.7,books:0.3, and its share of the sequences. It is
+// positive; the sum need not be 1.
+struct MixturePart {
+  std::string path;
+  double weight = 1;
+};
+
+// Splits PATH:WEIGHT,PATH:WEIGHT. Other texts, and paths that are there, are one part. Errors name
+// the option.
+absl::StatusOr<std::vector<MixturePart>> ParseMixture(const std::string& data);
+
+// Returns the text of parts, which ParseMixture reads.
+std::string MixtureText(const std::vector<MixturePart>& parts);
+
 // Loads training data. `data` names a text file, a folder whose files are documents (in order of
 // path), or files named .jsonl whose lines are documents. Or it names llm.c's .bin shards, or is a
-// pattern of files of one of these kinds, or a mixture of them (mixture.h). Blank lines separate
+// pattern of files of one of these kinds, or a mixture of them (MixturePart). Blank lines separate
 // the documents of a single text file. `validation_data` is like it; empty: the last tenth of the
 // tokens. `tokenizer` is for text; characters by default. `vocabulary` replaces it by a file's or a
 // model's tokenizer, which must have made the shards. `lines` says how lines of JSON are read.

@@ -1,4 +1,5 @@
-// Reads llm.c's shards: files of 256 int32, then the tokens.
+// Reads llm.c's shards: files of 256 int32, then the tokens. A corpus of shards leaves the tokens
+// in their files.
 //
 //   int32      version 1            version 7
 //   0          20240520             20240801, the magic number
@@ -14,11 +15,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "train/data/corpus.h"
+#include "train/data/data_cache.h"
 #include "train/data/input_file.h"
 #include "train/data/sources.h"
 #include "train/data/token_marks.h"
@@ -72,15 +77,13 @@ class Shard {
   std::optional<MarksFile> marks_;
 };
 
-// The results of a scan of all shards.
-struct ShardScan {
-  std::vector<int32_t> largest;  // the largest token of each shard; -1 for an empty shard
-  // The first document start after token 0 of the stream of all shards; -1: none.
-  int64_t second_document = -1;
-  uint64_t digest = 0;  // a hash of all tokens and of their shards
+struct ShardData {
+  std::shared_ptr<const Corpus> corpus;
+  int64_t vocab = 0;         // the size of the tokenizer that made them
+  int32_t end_of_text = -1;  // -1: none
 };
 
-// Scans shards of one vocabulary on all threads of the caller's pool. Shows progress.
-absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards);
+// Opens shards. In order they are one stream, and a document starts at every end-of-text token.
+absl::StatusOr<ShardData> OpenShards(const Sources& sources, const DataCache& cache);
 
 }  // namespace burst

@@ -13,7 +13,6 @@
 #include "burst/cli/files.h"
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/data/batch.h"
-#include "train/data/mixture.h"
 #include "train/data/sources.h"
 #include "train/huggingface/pretrained.h"
 
