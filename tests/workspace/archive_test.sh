@@ -9,9 +9,9 @@ fail() {
 
 tar -C "$TEST_TMPDIR" -xf "$1"
 root=$(echo "$TEST_TMPDIR"/burst-*-linux-x86_64)
-loader=$root/lib/ld-linux-x86-64.so.2
+glibc=$root/lib/glibc
 for program in train generate tokenize plan import export; do
-  outside=$("$loader" --list --library-path "$root/lib" "$root/libexec/$program" |
+  outside=$("$glibc/ld-linux-x86-64.so.2" --list --library-path "$glibc:$root/lib" "$root/libexec/$program" |
     grep -vE "linux-vdso|$root/lib/" || true)
   [ -z "$outside" ] || fail "$program loads $outside"
 done
@@ -23,6 +23,21 @@ env -i "$TEST_TMPDIR/train" --steps=2 --batch=2 --seqlen=64 --eval_every=0 --sam
 [ -s "$TEST_TMPDIR/run/checkpoint.safetensors" ] || fail "train left no checkpoint"
 env -i "$root/bin/generate" --checkpoint="$TEST_TMPDIR/run" --prompt=In --tokens=4 --temperature=0 || fail "generate"
 env -i "$root/bin/plan" --model=llama_1b --seqlen=8192 --batch=1 --gpus=1xH200 | grep -q "tokens/s" || fail "plan"
+
+# loads_own_libc [VARIABLE=VALUE...]: whether a program takes the archive's C library in this environment.
+loads_own_libc() {
+  rm -f "$TEST_TMPDIR"/loaded.*
+  env -i LD_DEBUG=libs LD_DEBUG_OUTPUT="$TEST_TMPDIR/loaded" "$@" "$root/bin/plan" --help >/dev/null ||
+    fail "plan --help"
+  grep -q "calling init: .*/lib/glibc/libc.so.6" "$TEST_TMPDIR"/loaded.*
+}
+# This machine built the archive, so its C library is new enough. An older machine's is not.
+! loads_own_libc || fail "a program takes the archive's C library where the machine's is as new"
+mkdir "$TEST_TMPDIR/old"
+printf '#!/bin/sh\necho glibc 2.9\n' >"$TEST_TMPDIR/old/getconf"
+chmod +x "$TEST_TMPDIR/old/getconf"
+loads_own_libc PATH="$TEST_TMPDIR/old:/usr/bin:/bin" || fail "a program takes the C library of an older machine"
+
 [ -s "$root/licenses/libc6" ] || fail "no licenses"
 
 # Python is the machine's, Jinja the archive's. chat finds the archive's generate.

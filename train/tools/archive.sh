@@ -1,6 +1,7 @@
 #!/bin/bash
 # Packs programs with every library that they load, the C library and its loader included, so that they
-# run on any Linux of their processor. CUDA's libraries stay those of the machine.
+# run on any Linux of their processor. CUDA's libraries stay those of the machine. They may need a newer C library
+# than the archive's, so a program takes the machine's where that is at least as new.
 #
 #   archive.sh OUT.tar.xz VERSION_HEADER LICENSE TEXT PROGRAM ...
 #
@@ -16,7 +17,8 @@ version=$(sed -n 's/.*kVersion\[\] = "\(.*\)";/\1/p' "$header")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/burst-$version-linux-x86_64
-mkdir -p "$root"/{bin,lib,libexec,licenses,share/kjv}
+mkdir -p "$root"/{bin,lib/glibc,libexec,licenses,share/kjv}
+getconf GNU_LIBC_VERSION >"$root/lib/glibc/version"  # for example: glibc 2.36
 cp -L "$text" "$root/share/kjv/kjv.txt"
 cp -L "$license" "$root/licenses/burst"
 
@@ -57,8 +59,13 @@ for program in "${programs[@]}"; do
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
 name=$(basename "$0")
 export RUNFILES_DIR="${RUNFILES_DIR:-$root/share}"
-exec "$root/lib/ld-linux-x86-64.so.2" --argv0 "$name" \
-  --library-path "$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$root/libexec/$name" "$@"
+loader=$root/lib/glibc/ld-linux-x86-64.so.2 libraries=$root/lib/glibc:$root/lib
+machine=$(getconf GNU_LIBC_VERSION 2>/dev/null)
+if [ "$(echo "$machine" | sort -V - "$root/lib/glibc/version" | tail -n 1)" = "$machine" ]; then
+  loader=/lib64/ld-linux-x86-64.so.2 libraries=$root/lib
+fi
+exec "$loader" --argv0 "$name" \
+  --library-path "$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$root/libexec/$name" "$@"
 START
   chmod 755 "$root/bin/$name"
   listed=$(ldd "$program")
@@ -76,10 +83,12 @@ if [ -d "$root/libexec/python" ]; then
 fi
 for library in $(printf '%s\n' "${libraries[@]}" | sort -u); do
   file=$(readlink -f "$library")
-  install -m 755 "$file" "$root/lib/$(basename "$library")"
   # dpkg knows a file by its path with or without /usr.
   owner=$(dpkg-query -S "$file" 2>/dev/null || dpkg-query -S "${file#/usr}" 2>/dev/null || dpkg-query -S "/usr$file")
   packages+=("${owner%%:*}")
+  folder=$root/lib
+  [ "${owner%%:*}" != libc6 ] || folder=$root/lib/glibc
+  install -m 755 "$file" "$folder/$(basename "$library")"
 done
 for package in "${packages[@]}"; do
   cp -L "/usr/share/doc/$package/copyright" "$root/licenses/$package"
