@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <sstream>
@@ -347,7 +346,7 @@ TEST_P(QueryGapTest, DqOfGapsStays) {
 
 // The first call has NaN where it must not read. Kernels for tensor cores multiply whole tiles: a
 // hidden query adds 0 x NaN to dK and dV of each key of a tile that reads it. SIMT and CPU kernels
-// keep NaN of hidden queries away in any case, and AGapCostsNothing tests that they leave it out.
+// keep NaN of hidden queries away in any case.
 TEST_P(QueryGapTest, WholeTilesOfTheLongestGapAreNotRead) {
   const QueryInputs in = calls_.AnyInputs(), poisoned = Poisoned(in, batch_);
   ExpectBitwiseEqual(Run(poisoned, in), Run(in, in));
@@ -388,47 +387,6 @@ INSTANTIATE_TEST_SUITE_P(Narrow, QueryGapTest,
                                           kBatchIndices),
                          CaseName);
 #endif
-
-// ---- Time.
-
-// Returns the shortest time of a backward, in seconds.
-double Seconds(const AttentionKernels& kernels, const Documents& documents, DType dtype) {
-  const TwoCalls calls({documents}, Heads{1, 1}, 64, dtype, Kind::kPlain);
-  const QueryInputs in = calls.AnyInputs();
-  const Gradients sums = calls.NewSums();
-  double shortest = std::numeric_limits<double>::infinity();
-  for (int repetition = 0; repetition < 4; ++repetition) {
-    SynchronizeDevice(kTestDevice);
-    const auto begin = std::chrono::steady_clock::now();
-    calls.Run(0, /*overwrites_dq=*/true, kernels, in, /*deterministic=*/true, sums);
-    SynchronizeDevice(kTestDevice);
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-    shortest = std::min(shortest, time.count());
-  }
-  return shortest;
-}
-
-// A thread block would read the gap's tiles one after the other, if it did not leave them out. It
-// does so if each of these queries sees one key. That must take at least four times as long.
-TEST(QueryGapTimeTest, AGapCostsNothing) {
-  if (kTestDevice != DeviceType::kCuda) GTEST_SKIP() << "computed_pairs_test counts the CPU's";
-  constexpr int64_t kGap = 1 << 17;
-  const Documents gap = {{60, {33, 0}}, {kGap, {0, 1}}, {60, {50, 0}}};
-  const Documents seen = {{60, {33, 0}}, {kGap, {1, 1}}, {60, {50, 0}}};
-  for (DType dtype : {DType::kFloat32, DType::kFloat64, kBf16, DType::kFloat16}) {
-    for (const AttentionKernels* kernels : {
-             &KernelsOf(kTestDevice),
-#ifdef BURST_TEST_CUDA
-             cuda::GpuKernels(cuda::KernelFamily::kSm80),
-#endif
-         }) {
-      if (!kernels->Check(kTestDevice, dtype, 64).ok()) continue;
-      SCOPED_TRACE(testing::Message()
-                   << Name(dtype) << (kernels == &KernelsOf(kTestDevice) ? "" : " Ampere"));
-      EXPECT_LT(4 * Seconds(*kernels, gap, dtype), Seconds(*kernels, seen, dtype));
-    }
-  }
-}
 
 }  // namespace
 }  // namespace burst
