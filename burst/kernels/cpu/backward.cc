@@ -228,9 +228,9 @@ class BackwardTask {
     const T* dout = tiles.dout + (queries.begin - i0) * value_stride_;
     T* dq = tiles.dq + (queries.begin - i0) * stride_;
     Gemm<Layout::kRows>(rows, columns, d_, q, stride_, tiles.k_transposed, score_stride_, tiles.s,
-                        score_stride_, false);
+                        score_stride_, Update::kAssign);
     Gemm<Layout::kRows>(rows, columns, value_d_, dout, value_stride_, tiles.v_transposed,
-                        score_stride_, tiles.dp, score_stride_, false);
+                        score_stride_, tiles.dp, score_stride_, Update::kAssign);
     const int64_t statistics = (b * shape_.num_heads + h) * shape_.q_len;
     const T* lse = static_cast<const T*>(params_.lse) + statistics;
     const T* delta = static_cast<const T*>(params_.delta) + statistics;
@@ -250,11 +250,11 @@ class BackwardTask {
     if (!whole) return AddSeen(mask, queries, keys, q, dout, dq, tiles);
     const int64_t padded_d = RoundUpToLanes<T>(d_), padded_value_d = RoundUpToLanes<T>(value_d_);
     Gemm<Layout::kTransposed>(num_keys, padded_value_d, rows, tiles.s, score_stride_, dout,
-                              value_stride_, tiles.dv, value_stride_, true);
+                              value_stride_, tiles.dv, value_stride_, Update::kContinue);
     Gemm<Layout::kTransposed>(num_keys, padded_d, rows, tiles.dp, score_stride_, q, stride_,
-                              tiles.dk, stride_, true);
+                              tiles.dk, stride_, Update::kContinue);
     Gemm<Layout::kRows>(rows, padded_d, num_keys, tiles.dp, score_stride_, tiles.k, stride_, dq,
-                        stride_, true);
+                        stride_, Update::kContinue);
   }
 
   // Computes the last three matmuls over the pairs of a query and a key that it sees. Other pairs

@@ -183,7 +183,7 @@ class ForwardTask {
       const int64_t columns = std::min(kPanel, RoundUpToLanes<T>(end - i));
       T* s = tiles->s + i;
       Gemm<Layout::kRows>(num_keys, columns, d_, tiles->k, stride_, tiles->q + i, kScoreStride, s,
-                          kScoreStride, false);
+                          kScoreStride, Update::kAssign);
       const Range panel = {i0 + i, std::min(i0 + i + columns, queries.end)};
       if (changed != nullptr) changed->ChangeScores(panel, keys, s, kScoreStride);
       if (!full) MaskPanel(mask, panel, keys, s);
@@ -200,7 +200,7 @@ class ForwardTask {
     }
     Gemm<Layout::kTransposed>(end - begin, RoundUpToLanes<T>(value_d_), num_keys, tiles->s + begin,
                               kScoreStride, tiles->v, value_stride_,
-                              tiles->o + begin * value_stride_, value_stride_, true);
+                              tiles->o + begin * value_stride_, value_stride_, Update::kContinue);
   }
 
   // Adds P V to O over the keys that each query sees. The matmul would add 0 x NaN of the other

@@ -5,10 +5,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "burst/kernels/cpu/row.h"
+#include "burst/kernels/cpu/scratch.h"
 #include "burst/kernels/cpu/vector.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/tensor/tensor.h"
@@ -20,39 +20,6 @@ namespace cpu {
 // scaled by softmax_scale * kLog2E, and lse = ln 2 * log2 sum 2^score.
 inline constexpr double kLog2E = 1.4426950408889634;
 inline constexpr double kLn2 = 0.6931471805599453;
-
-// Returns the distance of a tile's rows of n elements: an odd number of cache lines. So a column of
-// a tile spreads over all sets of the first-level cache.
-template <typename T>
-constexpr int64_t TileStride(int64_t n) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  return ((n + kLine - 1) / kLine | 1) * kLine;
-}
-
-// Scratch memory of a thread's tiles: kept from call to call, and so always the device's pool's.
-class ScratchSpace {
- public:
-  // Buffer number `slot`, at least `count` elements, uninitialized, aligned to 64 bytes. Valid
-  // until the next Get of the same slot.
-  template <typename T>
-  T* Get(int slot, int64_t count) {
-    Tensor& tensor = slots_[slot];
-    if (tensor.null() || tensor.dtype() != DTypeOf<T>::value || tensor.numel() < count) {
-      tensor = Tensor();  // returned to the pool before the larger one is taken
-      const ScopedMemorySource pool(nullptr);
-      tensor = Tensor::Empty({count}, DTypeOf<T>::value);
-    }
-    return tensor.data<T>();
-  }
-
- private:
-  std::array<Tensor, 10> slots_;
-};
-
-inline ScratchSpace& ThreadScratch() {
-  thread_local ScratchSpace scratch;
-  return scratch;
-}
 
 // The keys of a tile: the kernel's own number, or the one asked for, but not more than there are.
 // With lists tiles of keys are their blocks.
@@ -104,14 +71,8 @@ void Prefetch(const Head<Element>& head, Range rows, int64_t d) {
 template <typename Element, typename T>
 void CopyTileTransposed(const Head<Element>& head, int64_t begin, int64_t rows, int64_t d, T factor,
                         T* tile, int64_t stride) {
-  constexpr int64_t kBlock = 16;  // rows whose cache lines are read, and written, together
-  for (int64_t i0 = 0; i0 < rows; i0 += kBlock) {
-    const int64_t i1 = std::min(rows, i0 + kBlock);
-    for (int64_t c = 0; c < d; ++c) {
-      for (int64_t i = i0; i < i1; ++i)
-        tile[c * stride + i] = factor * Read(head.row(begin + i)[c]);
-    }
-  }
+  CopyTransposed(head.row(begin), head.stride, rows, d, tile, stride,
+                 [factor](Element x) { return factor * Read(x); });
   for (int64_t c = 0; c < d; ++c) {
     std::fill(tile + c * stride + rows, tile + c * stride + RoundUpToLanes<T>(rows), T{0});
   }
