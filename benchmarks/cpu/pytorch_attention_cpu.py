@@ -9,9 +9,7 @@ GFLOP/s. One thread is timed by the processor's time, which other programs chang
 """
 
 import argparse
-import datetime
 import json
-import platform
 import statistics
 import time
 
@@ -19,6 +17,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import burst
+
+from cpu_results import write
 
 TOKENS_OF_HEADS = 16384  # heads * tokens of a problem, at least two heads
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -60,12 +60,6 @@ def measure(shape, dtype, causal, rounds, clock):
     return rates
 
 
-def processor():
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out")
@@ -87,13 +81,7 @@ def main():
                     rows.append({"dtype": dtype, "head_dim": head_dim, "tokens": tokens, "heads": heads,
                                  "causal": causal, **rates})
                     print(json.dumps(rows[-1]), flush=True)
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            more = {"date": datetime.date.today().isoformat(), "processor": processor(), "torch": torch.__version__,
-                    "pytorch_capability": torch.backends.cpu.get_cpu_capability(), "threads": options.threads,
-                    "clock": clock.__name__}
-            file.write("{\n" + "".join(" %s: %s,\n" % (json.dumps(k), json.dumps(v)) for k, v in more.items()) +
-                       ' "rows": [\n' + ",\n".join("  " + json.dumps(row) for row in rows) + "\n ]\n}\n")
+    write(options.out, rows, threads=options.threads, clock=clock.__name__)
 
 
 if __name__ == "__main__":

@@ -127,16 +127,18 @@ class Model(nn.Module):
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
 
-    def forward(self, ids, targets, cos, sin):
+    def features(self, ids, cos, sin):
+        """Returns what the head multiplies: the tokens' features [batch * tokens, width] and the weight."""
         x = self.tokens(ids)
         gpt2 = self.m["family"] == "gpt2"
         if gpt2:
             x = x + self.positions.weight[None]
         for block in self.blocks:
             x = block(x, cos, sin)
-        x = self.norm(x)
-        weight = self.tokens.weight if gpt2 else self.head
-        return HeadLoss.apply(x.flatten(0, 1), weight, targets.flatten(), 8192)
+        return self.norm(x).flatten(0, 1), self.tokens.weight if gpt2 else self.head
+
+    def forward(self, ids, targets, cos, sin):
+        return HeadLoss.apply(*self.features(ids, cos, sin), targets.flatten(), 8192)
 
 
 @torch.compile(dynamic=False)

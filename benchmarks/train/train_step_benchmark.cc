@@ -7,6 +7,7 @@
 // between the ends of two steps on the device:
 //
 //    step_ms, tokens/s
+//    cpu_ms         the processor's time of a step, summed over the threads of this process
 //    GFLOP/s        by the work that a causal model needs, 6N + 6 L d S a token
 //    vs_peak        that rate over the rate of GEMMs alone, measured in the same process
 //                   (model FLOP utilization with the measured peak)
@@ -25,6 +26,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ctime>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -144,18 +146,21 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
             BURST_RETURN_IF_ERROR(trainer->Step(step++, /*enqueue_next=*/true).status());
           }
         }
-        std::vector<double> step_ms;
+        std::vector<double> step_ms, cpu_ms;
         for (auto _ : state) {
           BURST_RETURN_IF_ERROR(comm.AllGather(1).status());
+          const std::clock_t begin = std::clock();
           BURST_ASSIGN_OR_RETURN(const StepMetrics metrics,
                                  trainer->Step(step++, /*enqueue_next=*/true));
           step_ms.push_back(metrics.step_ms);
+          cpu_ms.push_back(1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
         }
         BURST_RETURN_IF_ERROR(comm.AllGather(0).status());
         const Transformer::FlopsPerToken flops = trainer->model().TrainingFlopsPerToken(seqlen);
         const double median_ms = Median(std::move(step_ms));
         const double tokens_per_second = static_cast<double>(batch * seqlen) / (median_ms * 1e-3);
         state.counters["step_ms"] = median_ms;
+        state.counters["cpu_ms"] = Median(std::move(cpu_ms));
         state.counters["tokens/s"] = tokens_per_second;
         state.counters["GFLOP/s"] = tokens_per_second * flops.causal * 1e-9;
         state.counters["peak_GFLOP/s"] = peak * 1e-9;
@@ -170,11 +175,26 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
   if (!status.ok()) state.SkipWithError(status.ToString().c_str());
 }
 
+constexpr Settings kOnCpuInBf16 = {true, false, 0, Precision::kBf16};
+
 // model, batch, seqlen, ranks
 BENCHMARK_CAPTURE(TrainStep, gpt2_124M, "d12", 4, 256, 1)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime()
-    ->MinTime(10);
+    ->Iterations(3);
+BENCHMARK_CAPTURE(TrainStep, gpt2_124M_1x1024, "d12", 1, 1024, 1)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->Iterations(3);
+BENCHMARK_CAPTURE(TrainStep, gpt2_124M_bf16, "d12", 4, 256, 1, DeviceChoice::kCpu, kOnCpuInBf16)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->Iterations(3);
+BENCHMARK_CAPTURE(TrainStep, gpt2_124M_1x1024_bf16, "d12", 1, 1024, 1, DeviceChoice::kCpu,
+                  kOnCpuInBf16)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->Iterations(3);
 BENCHMARK_CAPTURE(TrainStep, gpt2_124M_ring_of_2, "d12", 4, 256, 2)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime()
