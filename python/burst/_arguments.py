@@ -413,8 +413,8 @@ def check_tensors(q, k, v, cross):
                 q.device == k.device == v.device and q.dim() == k.dim() == v.dim() == 4 and
                 q.layout is k.layout is v.layout is torch.strided):
             (batch, tokens, heads, head_dim), (kv_batch, keys, kv_heads, kv_dim) = q.shape, k.shape
-            if (kv_batch == batch and (cross or keys == tokens) and kv_dim == head_dim and v.shape[3] > 0 and kv_heads > 0 and
-                    heads % kv_heads == 0):
+            if (kv_batch == batch and (cross or keys == tokens) and kv_dim == head_dim and v.shape[3] > 0 and
+                    kv_heads > 0 and heads % kv_heads == 0):
                 return
     except RuntimeError:  # a nested tensor has no shape
         pass

@@ -70,7 +70,8 @@ def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
     own = None
     if error is None:
         own = [("batch", q.shape[0]), ("heads", q.shape[2]), ("kv heads", k.shape[2]),
-               ("head_dim", q.shape[3]), ("head_dim of v", v.shape[3]), ("dtype", str(q.dtype)), ("requires_grad", needs_grad), ("sinks", sinks is not None),
+               ("head_dim", q.shape[3]), ("head_dim of v", v.shape[3]), ("dtype", str(q.dtype)),
+               ("requires_grad", needs_grad), ("sinks", sinks is not None),
                ("dropout_seed", "drawn" if drawn else seed)]
     lengths, seed = _compare(ranks, call, own, error, (q, k), seed if drawn else None, seed)
     if known is not None:
@@ -154,7 +155,8 @@ def _attention_of(ranks, call, used=True):
     given = _library.AttentionOptions(
         struct_bytes=ctypes.sizeof(_library.AttentionOptions), strategy=strategy.encode(),
         layout=call.layout.encode(), backward=call.backward.encode(),
-        ring_grad_dtype=call.ring_grad_dtype.encode(), softmax_scale=call.softmax_scale or 0, deterministic=call.deterministic,
+        ring_grad_dtype=call.ring_grad_dtype.encode(), softmax_scale=call.softmax_scale or 0,
+        deterministic=call.deterministic,
         group_size=call.ulysses_size, ranks_per_node=call.ranks_per_node, fp8_forward=call.fp8,
         softcap=call.softcap, alibi_heads=len(slopes),
         alibi_slopes=(ctypes.c_float * len(slopes))(*slopes) if slopes else None, dropout=call.dropout_p)

@@ -20,7 +20,7 @@
 
 namespace burst {
 
-enum class BlockOf;
+enum class BlockOf;  // keys or queries; schedule.cc has the values
 
 class RingSchedule {
  public:
