@@ -140,19 +140,21 @@ TEST(AdamW, PartsAreUpdatedAsTheWhole) {
   EXPECT_TRUE(update({1, 78, 20000, 20003, n}) == whole) << "not aligned";
 }
 
-// Pieces are shorter and longer than parts. A part has one piece or many.
+// Pieces are shorter and longer than parts. A part has one piece or many. None, some or all of them
+// stay on the device.
 TEST(AdamW, StateInTheHostsMemoryTakesTheSameSteps) {
   const int64_t n = 40000;
   const std::vector<DecayRange> decay = {{0, 77}, {77, 16385}, {20001, 35003}, {39999, n}};
   for (const bool rounds : {true, false}) {
-    const auto update = [&](const std::vector<int64_t>& ends, int64_t streamed) {
-      const bool on_host = streamed > 0 && rounds;
+    const auto update = [&](const std::vector<int64_t>& ends, const StreamedState& streamed) {
+      const bool on_host = streamed.piece > 0 && rounds;
       const Tensor p = on_host ? Tensor::ZerosOnHost({n}, DType::kFloat32, kTestDevice)
                                : Tensor::Zeros({n}, DType::kFloat32, kTestDevice);
       p.CopyFrom(ToTensor<float>(Random(n, 0)));
       const Tensor compute = rounds ? Tensor::Zeros({n}, DType::kBFloat16, kTestDevice) : Tensor();
       AdamW optimizer({0.9, 0.95, 1e-8, 0.1}, n, DType::kFloat32, decay, kTestDevice, streamed);
-      EXPECT_EQ(optimizer.first_moment().device(), streamed > 0 ? DeviceType::kCpu : kTestDevice);
+      EXPECT_EQ(optimizer.first_moment().device(),
+                streamed.piece > 0 ? DeviceType::kCpu : kTestDevice);
       // The second changes nothing.
       const double steps[][2] = {{1, 2}, {std::nan(""), 2}, {1, 0.5}};
       std::vector<std::vector<float>> results;
@@ -169,6 +171,7 @@ TEST(AdamW, StateInTheHostsMemoryTakesTheSameSteps) {
         }
         EXPECT_TRUE(
             optimizer.Step(parts, LossAndNorm(steps[step][0], steps[step][1]), 1, 1e-2).ok());
+        optimizer.WriteBack();
         SynchronizeDevice(kTestDevice);
         results.push_back(p.ToVector<float>());
         if (rounds) results.push_back(compute.ToVector<float>());
@@ -180,12 +183,43 @@ TEST(AdamW, StateInTheHostsMemoryTakesTheSameSteps) {
     };
     for (const std::vector<int64_t>& ends :
          {std::vector<int64_t>{n}, {64, 64, 16384, 20032, n}, {1, 78, 20000, 20003, n}}) {
-      const auto here = update(ends, 0);
-      for (const int64_t streamed : {64, 4096, 20032, 1 << 20}) {
-        EXPECT_TRUE(update(ends, streamed) == here) << streamed << ", " << ends.size() << " parts";
+      const auto here = update(ends, {});
+      for (const int64_t piece : {64, 4096, 20032, 1 << 20}) {
+        for (const int64_t resident : {0, 64, 30000, 1 << 20}) {
+          EXPECT_TRUE(update(ends, {piece, resident}) == here)
+              << piece << ", " << resident << ", " << ends.size() << " parts";
+        }
       }
     }
   }
+}
+
+// The resident pieces are the first ones. Until WriteBack, the host's memory has their old values.
+TEST(AdamW, ResidentPiecesAreWrittenBackAfterManyUpdates) {
+  const int64_t n = 1000;
+  const auto update = [&](const StreamedState& streamed, const auto& after) {
+    const Tensor p = ToTensor<float>(Random(n, 0));
+    AdamW optimizer({}, n, DType::kFloat32, {}, kTestDevice, streamed);
+    for (int step = 1; step <= 5; ++step) {
+      const Tensor g = ToTensor<float>(Random(n, step));
+      EXPECT_TRUE(optimizer.Step(p, Tensor(), g, LossAndNorm(1, 2), 1, 1e-2).ok());
+    }
+    SynchronizeDevice(kTestDevice);
+    after(optimizer.first_moment().ToVector<float>());
+    optimizer.WriteBack();
+    SynchronizeDevice(kTestDevice);
+    return std::vector<std::vector<float>>{p.ToVector<float>(),
+                                           optimizer.first_moment().ToVector<float>(),
+                                           optimizer.second_moment().ToVector<float>()};
+  };
+  const auto here = update({}, [](const std::vector<float>&) {});
+  // Three pieces of 128 elements, of two tensors each.
+  const auto streamed = update({128, 3 * 128 * 2 + 64}, [&](const std::vector<float>& m) {
+    EXPECT_EQ(std::count(m.begin(), m.begin() + 384, 0), 384);
+    EXPECT_EQ(std::vector<float>(m.begin() + 384, m.end()),
+              std::vector<float>(here[1].begin() + 384, here[1].end()));
+  });
+  EXPECT_TRUE(streamed == here);
 }
 
 TEST(AdamW, ZeroGradientOnlyDecays) {

@@ -90,6 +90,27 @@ TEST(Fit, OffloadsTheOptimizerWhereNothingElseFits) {
   EXPECT_TRUE(absl::StrContains(status.message(), "more GPUs, a shorter --seqlen")) << status;
 }
 
+// What the step leaves of the GPU's memory holds a part of the optimizer's state, in whole GiB.
+TEST(Fit, KeepsOfAnOffloadedOptimizerWhatTheGpuHasRoomFor) {
+  const std::vector<std::string> arguments = {k8B, "--gpus=1xH200", "--seqlen=8192", "--batch=1"};
+  const absl::StatusOr<Question> question = Ask(arguments);
+  ASSERT_TRUE(question.ok()) << question.status();
+  const auto fit = [&](absl::string_view fixed) {
+    return *FitStep(question->setup, question->gpu, 0, [fixed](absl::string_view option) {
+      return option == "offload" || (option == "offload_resident" && option != fixed);
+    });
+  };
+  const FittedPlan none = fit("offload_resident"), some = fit("");
+  EXPECT_EQ(none.options, "--offload=optimizer");
+  EXPECT_TRUE(absl::StartsWith(some.options, "--offload=optimizer --offload_resident="))
+      << some.options;
+  EXPECT_TRUE(Fits(some.plan, question->gpu));
+  StepPlan fuller = some.plan;
+  fuller.peak_bytes += int64_t{1} << 30;
+  EXPECT_FALSE(Fits(fuller, question->gpu));
+  EXPECT_LT(some.plan.step_seconds, 0.8 * none.plan.step_seconds);
+}
+
 // If the host has no room for all layers' inputs, several layers keep one input.
 TEST(Fit, KeepsAnInputOfSeveralLayersWhereTheHostLacksMemory) {
   const absl::StatusOr<Question> question =

@@ -98,7 +98,7 @@ TEST(Muon, StepsInBFloat16OnGpus) {
   for (const auto& [rows, cols] :
        std::vector<std::pair<int64_t, int64_t>>{{64, 96}, {96, 64}, {128, 128}, {25, 41}}) {
     const int64_t n = rows * cols;
-    AdamW muon(options, n, DType::kFloat32, {{0, n}}, kTestDevice, /*streamed=*/0,
+    AdamW muon(options, n, DType::kFloat32, {{0, n}}, kTestDevice, /*streamed=*/{},
                MuonOf({rows, cols, /*blocks=*/1, {{0, n, 0}}}, /*momentum=*/0));
     const std::vector<double> g = Random(n, static_cast<int>(rows));
     const Tensor p = Tensor::Zeros({n}, DType::kFloat32, kTestDevice);
@@ -128,7 +128,7 @@ TEST(Muon, UpdatesItsMatricesAndAdamWTheRest) {
   options.weight_decay = kDecay;
   const std::vector<DecayRange> decay = {{kBefore, kBefore + kSize}};
   AdamW plain(options, kAll, DType::kFloat64, decay, kTestDevice);
-  AdamW muon(options, kAll, DType::kFloat64, decay, kTestDevice, /*streamed=*/0,
+  AdamW muon(options, kAll, DType::kFloat64, decay, kTestDevice, /*streamed=*/{},
              MuonOf({kRows, kCols, /*blocks=*/1, {{0, kSize, kBefore}}}, kMomentum));
   const std::vector<double> initial = Random(kAll, 7);
   const Tensor p = Tensor::FromVector(initial, {kAll}, kTestDevice), q = p.Clone();

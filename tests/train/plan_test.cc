@@ -322,6 +322,16 @@ TEST(Plan, AnOffloadedOptimizerIsInTheHostsMemory) {
             kept.step_seconds + 65 * plans.away.gpu.kernel_seconds);
 }
 
+// What stays on the GPU does not move. A GiB holds the whole state.
+TEST(Plan, AResidentOptimizerMovesNothing) {
+  OffloadPlans plans = PlanOffload("--optimizer=adamw");
+  plans.away.setup.config.offload_resident = 1;
+  const StepPlan resident = *PlanStep(plans.away.setup, plans.away.gpu, 0);
+  EXPECT_EQ(resident.host_bytes, plans.streamed.host_bytes);
+  EXPECT_NEAR(resident.optimizer, plans.kept.optimizer, 0.02 * plans.kept.optimizer);
+  EXPECT_NEAR(resident.step_seconds, plans.kept.step_seconds, 0.05 * plans.link_seconds);
+}
+
 // Muon has whole directions on the GPU, and pieces of its momentum and of its masters.
 TEST(Plan, AnOffloadedMuonIsInTheHostsMemory) {
   const OffloadPlans plans = PlanOffload("--optimizer=muon");

@@ -89,7 +89,7 @@ absl::Status OnRanksThatLoad(const std::string& path, const ModelConfig& model, 
       muon = std::make_unique<Muon>(MuonMatrices(parameters, model), /*momentum=*/0.9, ranks);
     }
     AdamW optimizer({}, parameters.shard_numel(), DType::kFloat32, {}, DeviceType::kCpu,
-                    /*streamed=*/0, std::move(muon));
+                    /*streamed=*/{}, std::move(muon));
     BURST_RETURN_IF_ERROR(LoadCheckpoint(path, &parameters, &optimizer));
     return body(parameters, optimizer, number, comm);
   });

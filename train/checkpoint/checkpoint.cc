@@ -330,6 +330,8 @@ absl::Status SaveDivided(const std::string& path, const CheckpointInfo& info,
 absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer,
                             Communicator* group) {
+  optimizer.WriteBack();
+  SynchronizeDevice(parameters.device());
   if (parameters.sharding().stage > 0) {
     return SaveDivided(path, info, parameters, optimizer, group);
   }

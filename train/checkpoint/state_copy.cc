@@ -17,7 +17,10 @@ std::vector<StateRange> OwnState(const ParameterList& parameters) {
 
 StateCopy::StateCopy(const ParameterList& parameters, const AdamW& optimizer,
                      std::vector<StateRange> ranges)
-    : parameters_(parameters), state_(optimizer.state()), ranges_(std::move(ranges)) {
+    : parameters_(parameters),
+      optimizer_(optimizer),
+      state_(optimizer.state()),
+      ranges_(std::move(ranges)) {
   BURST_CHECK(parameters.master_dtype() == DType::kFloat32);
   for (const StateRange& range : ranges_) {
     numel_ += range.length;
@@ -39,6 +42,7 @@ void StateCopy::Reserve() {
 
 void StateCopy::Take() {
   Reserve();
+  optimizer_.WriteBack();
   SynchronizeDevice(parameters_.device());
   elements_.clear();
   auto* to = static_cast<char*>(buffer_->data());

@@ -63,6 +63,7 @@ class StateCopy {
   }
 
   const ParameterList& parameters_;
+  const AdamW& optimizer_;
   const std::vector<AdamW::StateTensor> state_;
   const std::vector<StateRange> ranges_;
   int64_t numel_ = 0;        // the elements of all ranges

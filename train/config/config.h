@@ -113,9 +113,10 @@ struct PlainOptions : LayerMemory {
   int64_t seed = 1;
 
   Offload offload = Offload::kNone;
-  int64_t zero = 0;       // the stage of StateSharding
-  int64_t pp = 1;         // the number of pipeline stages
-  int64_t pp_chunks = 1;  // the runs of layers of each stage
+  int64_t offload_resident = 0;  // GiB of an offloaded optimizer that stay on the GPU
+  int64_t zero = 0;              // the stage of StateSharding
+  int64_t pp = 1;                // the number of pipeline stages
+  int64_t pp_chunks = 1;         // the runs of layers of each stage
   Strategy strategy = Strategy::kBurst;
   Layout layout = Layout::kZigzag;
   BackwardDirection ring_backward = BackwardDirection::kAuto;

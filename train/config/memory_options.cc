@@ -56,6 +56,14 @@ void AddRows(TrainConfig* c, OptionTable* t) {
       .Help(
           "Keep activations (what recomputed layers store), optimizer (moments and fp32 weights), "
           "or all in the memory of the host. none: on the GPU.");
+  t->Add("offload_resident", &c->offload_resident)
+      .Min(0)
+      .Max(1 << 20)
+      .Unit("GiB")
+      .MayChange()
+      .Help(
+          "Keep N GiB of an offloaded optimizer on the GPU between steps, so that less moves. 0: "
+          "nothing.");
 }
 
 constexpr Side kHeadChunk = {"head_chunk", "--head_chunk", "0", "--head_chunk=1",
@@ -75,6 +83,11 @@ constexpr Side kOffload = {"offload", "--offload", "none", "--offload=optimizer"
 constexpr Side kOffloadOptimizer = {"offload", "--offload=optimizer or all", "none or activations",
                                     "--offload=optimizer --device=cuda",
                                     [](const Config& c) { return OffloadsOptimizer(c.offload); }};
+constexpr Side kOptimizerStays = {"offload", "without --offload=optimizer or all",
+                                  "optimizer or all", "",
+                                  [](const Config& c) { return !OffloadsOptimizer(c.offload); }};
+constexpr Side kResident = {"offload_resident", "--offload_resident", "0", "--offload_resident=1",
+                            [](const Config& c) { return c.offload_resident > 0; }};
 constexpr Side kOffloadActivations = {
     "offload", "--offload=activations or all", "none or optimizer",
     "--offload=activations --device=cuda",
@@ -111,6 +124,8 @@ constexpr TrainConflict kConflicts[] = {
      "give selective or full, or leave --head_chunk out"},
     {kSegments, kNoRecompute, "all layers of a segment are recomputed", "give --recompute"},
     {kOffload, kCpu, "the memory of the CPU is the memory of the host", "give --device=cuda"},
+    {kResident, kOptimizerStays, "the whole optimizer is on the GPU already",
+     "give --offload=optimizer, or leave it out"},
     {kEma, kOffloadOptimizer, "the average stays on the GPU", kLeaveOut},
     {kOffloadActivations, kPipeline, "micro-batches overlap", "give optimizer, or leave it out"},
     {kOffloadActivations, kNoRecompute, "it moves what recomputed layers keep",

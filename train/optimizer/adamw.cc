@@ -235,21 +235,20 @@ class BegunUpdate {
 }  // namespace
 
 AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
-             DeviceType device, int64_t streamed, std::unique_ptr<Muon> muon)
+             DeviceType device, const StreamedState& streamed, std::unique_ptr<Muon> muon)
     : options_(options),
       decay_(std::move(decay)),
       muon_(std::move(muon)),
       device_(device),
       updates_(Tensor::Zeros({1}, DType::kFloat64, device)),
-      streamed_(streamed) {
-  BURST_CHECK(streamed >= 0 && streamed % 64 == 0);  // vectorized loads can begin at a piece
+      piece_(streamed.piece) {
+  BURST_CHECK(piece_ >= 0 && piece_ % 64 == 0);  // vectorized loads can begin at a piece
   const auto zeros = [&](int64_t n) {
-    return streamed > 0 ? Tensor::ZerosOnHost({n}, dtype, device)
-                        : Tensor::Zeros({n}, dtype, device);
+    return piece_ > 0 ? Tensor::ZerosOnHost({n}, dtype, device) : Tensor::Zeros({n}, dtype, device);
   };
   m_ = zeros(numel);
   v_ = zeros(muon_ == nullptr ? numel : numel - muon_->NumelBefore(numel));
-  if (streamed > 0) stream_ = std::make_unique<StateStream>(device);
+  if (piece_ > 0) stream_ = std::make_unique<StateStream>(device, dtype, streamed.resident);
   int64_t last = 0;
   std::vector<double> bounds;
   for (const DecayRange& range : decay_) {
@@ -264,6 +263,12 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
 }
 
 AdamW::~AdamW() = default;
+
+void AdamW::WriteBack() const {
+  if (stream_ != nullptr) stream_->WriteBack();
+}
+
+int64_t AdamW::resident_bytes() const { return stream_ == nullptr ? 0 : stream_->resident_bytes(); }
 
 void AdamW::KeepAverage(double decay) {
   BURST_CHECK(stream_ == nullptr);
@@ -335,8 +340,8 @@ absl::Status AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_no
     for (const cuda::AdamWPart& part : with_state) update.Apply(part);
     return absl::OkStatus();
   }
-  std::vector<UpdateStep> steps = update.MuonSteps(with_state, streamed_);
-  for (const cuda::AdamWPart& part : with_state) update.AddSteps(part, streamed_, &steps);
+  std::vector<UpdateStep> steps = update.MuonSteps(with_state, piece_);
+  for (const cuda::AdamWPart& part : with_state) update.AddSteps(part, piece_, &steps);
   return stream_->Run(steps);
 }
 

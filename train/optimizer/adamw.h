@@ -31,6 +31,12 @@ struct DecayRange {
 // The prefix of averaged weights in a checkpoint.
 inline constexpr char kAveragePrefix[] = "ema.";
 
+// How an update reaches a state in the host's memory. All numbers count elements.
+struct StreamedState {
+  int64_t piece = 0;     // on the device at a time, a multiple of 64; 0: the state is on the device
+  int64_t resident = 0;  // stay on the device from one update to the next
+};
+
 class StateStream;  // train/optimizer/state_stream.h
 
 class AdamW {
@@ -40,12 +46,12 @@ class AdamW {
   // everything. The matrices are disjoint, each rank's piece lies in one part, and weight decay
   // applies to them. Their momentum is in first_moment(), and they have no second moment.
   //
-  // streamed > 0 (a multiple of 64): the moments are in the host's memory, page-locked, and so are
-  // the masters of parts that have `compute` (both Tensor::ZerosOnHost). An update streams them
-  // through the device, `streamed` elements at a time, and makes the same bits. Read them only when
-  // the device has done all queued work (SynchronizeDevice).
+  // With a streamed.piece the moments are in the host's memory, page-locked, and so are the masters
+  // of parts that have `compute` (both Tensor::ZerosOnHost). An update streams them through the
+  // device, and makes the same bits. Read them only after WriteBack, when the device has done all
+  // queued work (SynchronizeDevice). Write them only before the first update.
   AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
-        DeviceType device = DeviceType::kCpu, int64_t streamed = 0,
+        DeviceType device = DeviceType::kCpu, const StreamedState& streamed = {},
         std::unique_ptr<Muon> muon = nullptr);
   ~AdamW();
 
@@ -68,6 +74,11 @@ class AdamW {
                     double lr);
   absl::Status Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
                     const Tensor& loss_and_norm, double clip, double lr);
+
+  // Queues copies to the host's memory of what stays on the device. Without streamed.resident it
+  // does nothing.
+  void WriteBack() const;
+  int64_t resident_bytes() const;  // memory of the device for StreamedState::resident
 
   // The state: what a checkpoint holds.
   const Tensor& first_moment() const { return m_; }  // [numel]
@@ -103,7 +114,7 @@ class AdamW {
   Tensor m_, v_;
   Tensor updates_;       // [1] float64, exact to 2^53: the host does not know which steps made one
   Tensor decay_bounds_;  // of a GPU: begin, end, begin, end... likewise
-  const int64_t streamed_;
+  const int64_t piece_;  // StreamedState::piece
   std::unique_ptr<StateStream> stream_;  // null: everything is on the device
 };
 

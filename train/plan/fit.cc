@@ -25,17 +25,25 @@ struct Candidate {
   size_t changes = 0;
 };
 
+Candidate MakeCandidate(const ResolvedConfig& given, ResolvedConfig config) {
+  const std::vector<std::string> options = config.ChangesFrom(given);
+  return {std::move(config), absl::StrJoin(options, " "), options.size()};
+}
+
 Candidate MakeCandidate(const ResolvedConfig& given, const Recomputation& recompute,
                         const SetOptions& chunks, int64_t stage, Offload offload) {
-  Candidate candidate{given, "", 0};
-  recompute.Set(&candidate.config);
-  chunks(&candidate.config);
-  candidate.config.offload = offload;
-  candidate.config.zero = stage;
-  const std::vector<std::string> options = candidate.config.ChangesFrom(given);
-  candidate.options = absl::StrJoin(options, " ");
-  candidate.changes = options.size();
-  return candidate;
+  ResolvedConfig config = given;
+  recompute.Set(&config);
+  chunks(&config);
+  config.offload = offload;
+  config.zero = stage;
+  return MakeCandidate(given, std::move(config));
+}
+
+// Returns the GiB of a GPU's memory that a plan leaves.
+int64_t GibLeft(const StepPlan& plan, const GpuModel& gpu) {
+  const auto used = static_cast<double>(plan.peak_bytes + UnplannedBytes(plan));
+  return static_cast<int64_t>(std::max(0.0, gpu.memory - used)) >> 30;
 }
 
 absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuModel& gpu,
@@ -141,18 +149,29 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
                                    int gpus_per_node, const MayChoose& may_choose) {
   const MemoryChoices choices = MemoryChoicesOf(setup.config, may_choose);
   std::optional<FittedPlan> best;  // or the smallest one, while none fits
-  const auto consider = [&](FittedPlan other) {
-    const bool fits = Fits(other.plan, gpu);
-    if (!best.has_value() || IsBetter(other.plan, best->plan, gpu)) best = std::move(other);
-    return fits;
+  const auto plan_one = [&](const Candidate& candidate) -> absl::StatusOr<StepPlan> {
+    BURST_ASSIGN_OR_RETURN(FittedPlan fitted, PlanCandidate(setup, gpu, gpus_per_node, candidate));
+    StepPlan plan = fitted.plan;
+    if (!best.has_value() || IsBetter(plan, best->plan, gpu)) best = std::move(fitted);
+    return plan;
+  };
+  // Returns whether the candidate fits. Then an offloaded optimizer also takes the memory that is
+  // left on the GPU.
+  const auto consider = [&](Candidate candidate) -> absl::StatusOr<bool> {
+    BURST_ASSIGN_OR_RETURN(const StepPlan plan, plan_one(candidate));
+    if (!Fits(plan, gpu)) return false;
+    const int64_t left = GibLeft(plan, gpu);
+    if (left > 0 && OffloadsOptimizer(candidate.config.offload) && may_choose("offload_resident")) {
+      candidate.config.offload_resident += left;
+      const Candidate filled = MakeCandidate(setup.config, std::move(candidate.config));
+      BURST_RETURN_IF_ERROR(plan_one(filled).status());
+    }
+    return true;
   };
   size_t tried = choices.chunks.size();  // chunks to try, from the first
   for (const Recomputation& recompute : choices.recomputes) {
     const auto make = [&](const SetOptions& chunks, int64_t stage, Offload offload) {
       return MakeCandidate(setup.config, recompute, chunks, stage, offload);
-    };
-    const auto plan = [&](const Candidate& candidate) {
-      return PlanCandidate(setup, gpu, gpus_per_node, candidate);
     };
     size_t fitting = tried;  // the first chunks with which a step fits
     for (const Offload offload : choices.offloads) {
@@ -160,17 +179,16 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
       if (fitting < choices.chunks.size() && OffloadsOptimizer(offload)) break;
       for (size_t i = 0; i < tried; ++i) {
         const SetOptions& chunks = choices.chunks[i];
-        const Candidate smallest = make(chunks, choices.stages.back(), offload);
+        Candidate smallest = make(chunks, choices.stages.back(), offload);
         if (!Allowed(smallest.config)) continue;
-        BURST_ASSIGN_OR_RETURN(FittedPlan least, plan(smallest));
-        if (!consider(std::move(least))) continue;
+        BURST_ASSIGN_OR_RETURN(const bool fits, consider(std::move(smallest)));
+        if (!fits) continue;
         if (!OffloadsOptimizer(offload)) fitting = std::min(fitting, i);
         for (const int64_t stage : choices.stages) {
           if (stage == choices.stages.back()) continue;
-          const Candidate candidate = make(chunks, stage, offload);
+          Candidate candidate = make(chunks, stage, offload);
           if (!Allowed(candidate.config)) continue;
-          BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(candidate));
-          consider(std::move(other));
+          BURST_RETURN_IF_ERROR(consider(std::move(candidate)).status());
         }
       }
     }

@@ -21,12 +21,18 @@
 namespace burst {
 namespace {
 
-// Returns the number of elements of an offloaded state of `numel` that go to the GPU at a time.
-// Three such pieces take at most 48 MiB each. A piece takes long compared with a launch, and is
-// short compared with the whole state.
-int64_t StreamedElements(int64_t numel) {
+// Returns how an offloaded optimizer's state goes to the GPU. Three pieces take at most 48 MiB
+// each. A piece takes long compared with a launch, and is short compared with the whole state.
+StreamedState StreamedStateOf(const ResolvedConfig& config, const ParameterList& parameters) {
+  if (!OffloadsOptimizer(config.offload)) return {};
   constexpr int64_t kLeast = int64_t{64} << 10, kMost = int64_t{4} << 20, kPieces = 64;
-  return std::clamp(numel / kPieces / 64 * 64, kLeast, kMost);
+  constexpr int64_t kGib = int64_t{1} << 30;
+  const int64_t numel = parameters.shard_numel();
+  const int64_t tensors = parameters.dtype() != parameters.master_dtype() ? 3 : 2;
+  // More than all, because a resident piece is padded to a multiple of 64 elements.
+  const int64_t most_resident = tensors * (numel + numel / 100);
+  const int64_t resident = config.offload_resident * (kGib / SizeOf(parameters.master_dtype()));
+  return {std::clamp(numel / kPieces / 64 * 64, kLeast, kMost), std::min(resident, most_resident)};
 }
 
 // Returns the ranges of this rank's shard whose weights decay.
@@ -218,8 +224,7 @@ absl::Status RankState::MakeOptimizer() {
   optimizer = std::make_unique<AdamW>(
       AdamWOptions{config.beta1, config.beta2, config.eps, config.weight_decay},
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), config.device,
-      OffloadsOptimizer(config.offload) ? StreamedElements(parameters.shard_numel()) : 0,
-      std::move(muon));
+      StreamedStateOf(config, parameters), std::move(muon));
   if (config.ema > 0) optimizer->KeepAverage(config.ema);
   return absl::OkStatus();
 }
@@ -231,6 +236,7 @@ ParameterList::KeptBytes RankState::kept_bytes() const {
   for (const AdamW::StateTensor& tensor : optimizer->state()) {
     *optimizer_bytes += tensor.flat.size_bytes();
   }
+  kept.optimizer += optimizer->resident_bytes();
   return kept;
 }
 
@@ -263,6 +269,7 @@ bool RankState::IsFinite() const {
     state.push_back(parameters.MasterPiece(static_cast<int>(unit)));
   }
   const auto count = static_cast<int64_t>(state.size());
+  optimizer->WriteBack();
   SynchronizeDevice(model->device());  // completes what the device writes to the host
   const Tensor norms = Tensor::Zeros({count}, DType::kFloat64, model->device());
   const Tensor on_host = Tensor::Zeros({count}, DType::kFloat64);
