@@ -96,7 +96,7 @@ absl::Status OnRanksThatLoad(const std::string& path, const ModelConfig& model, 
 }
 
 // An offloaded state is written in place, so the next step's update waits. This model takes far
-// longer to write than to update.
+// longer to write than to update. A GiB holds its whole state: it is on the device until a save.
 TEST_F(ZeroCheckpoints, AnOffloadedOptimizerIsSavedBeforeTheNextUpdate) {
   TrainConfig options = Options();
   options.model =
@@ -113,26 +113,33 @@ TEST_F(ZeroCheckpoints, AnOffloadedOptimizerIsSavedBeforeTheNextUpdate) {
     options.dp = dp;
     options.sp = 1;
     options.zero = dp > 1 ? 2 : 0;
-    const auto run = [&](const std::string& out, Offload offload, int64_t steps, bool resume) {
+    const auto run = [&](const std::string& out, Offload offload, int64_t resident, int64_t steps,
+                         bool resume) {
       options.out = folder_ + "/" + out;
       options.steps = steps;
       options.resume = resume;
       options.schedule = LrShape::kConstant;
       EXPECT_EQ(WithTrainers(
                     options, [](Trainer& trainer, int) { return trainer.Train(); },
-                    [&](ResolvedConfig* config) { config->offload = offload; }),
+                    [&](ResolvedConfig* config) {
+                      config->offload = offload;
+                      config->offload_resident = resident;
+                    }),
                 absl::OkStatus());
     };
-    const std::string here = absl::StrCat("here", dp), away = absl::StrCat("away", dp);
-    run(here, Offload::kNone, 5, false);
-    run(away, Offload::kOptimizer, 3, false);
-    run(away, Offload::kOptimizer, 5, true);  // the run is resumed
-    for (int step = 1; step <= 5; ++step) {
-      const std::string name = step == 5 ? "/checkpoint.safetensors"
-                                         : absl::StrCat("/checkpoint-", step, ".safetensors");
-      EXPECT_TRUE(StateOf(absl::StrCat(folder_, "/", here, name)) ==
-                  StateOf(absl::StrCat(folder_, "/", away, name)))
-          << "step " << step << ", " << dp << " ranks";
+    const std::string here = absl::StrCat("here", dp);
+    run(here, Offload::kNone, 0, 5, false);
+    for (const int64_t resident : {0, 1}) {
+      const std::string away = absl::StrCat("away", dp, "-", resident);
+      run(away, Offload::kOptimizer, resident, 3, false);
+      run(away, Offload::kOptimizer, resident, 5, true);  // the run is resumed
+      for (int step = 1; step <= 5; ++step) {
+        const std::string name = step == 5 ? "/checkpoint.safetensors"
+                                           : absl::StrCat("/checkpoint-", step, ".safetensors");
+        EXPECT_TRUE(StateOf(absl::StrCat(folder_, "/", here, name)) ==
+                    StateOf(absl::StrCat(folder_, "/", away, name)))
+            << "step " << step << ", " << dp << " ranks, resident " << resident;
+      }
     }
   }
 }
