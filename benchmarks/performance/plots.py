@@ -86,13 +86,12 @@ def throughput():
                 (6000, 6e6), (80, 100000), [(n, _length(n)) for n in lengths],
                 [(100, "100"), (1000, "1,000"), (10000, "10,000"), (100000, "100,000")])
     steps = long_steps()
-    best = {}
-    for row in steps:
-        if row["model"] == "1.07B Llama":
-            best[row["tokens"]] = max(best.get(row["tokens"], 0), row["rate"])
-    plot.series("1.07B, causal, H200", sorted(best.items()), COLORS[0])
-    causal = [(r["tokens"], r["rate"]) for r in steps if r["model"] == LLAMA_8B and r["mask"] == "causal"]
-    plot.series("8B, causal, H200", causal, COLORS[1])
+    for color, (model, name) in enumerate((("1.07B Llama", "1.07B"), (LLAMA_8B, "8B"))):
+        best = {}
+        for row in steps:
+            if row["model"] == model and row["mask"] == "causal":
+                best[row["tokens"]] = max(best.get(row["tokens"], 0), row["rate"])
+        plot.series(name + ", causal, H200", sorted(best.items()), COLORS[color])
     window = [(r["tokens"], r["rate"]) for r in steps if r["model"] == LLAMA_8B and r["mask"] != "causal"]
     plot.series("8B, window 8,192, H200", window, COLORS[2])
     others = [row for row in load("published")["rows"] if row["tokens_per_second"]]

@@ -139,11 +139,13 @@ def long_steps():
         add(row["model"], row["tokens"], "causal", 4, "selective", row["tokens_per_second_a_gpu"], row["GiB"],
             row.get("peer"))
     eight = [row for row in steps["rows"] if row["model"] == "llama, 8.03B parameters"]
-    row = one(eight, seqlen=8192)
-    add(LLAMA_8B, 8192, "causal", 1, "none; optimizer in the host", row["tokens_per_second"], None)
+    row = one(eight, seqlen=8192, offload="all")
+    add(LLAMA_8B, 8192, "causal", 1, "selective; 3 GiB in the host", row["tokens_per_second"], row["GiB"])
     planned = [row for row in load("plan_h200")["rows"] if row["from"] == "scaling_2_h200.json, 361f55a"][0]
     add(LLAMA_8B, 131072, "causal", 2, "selective; ZeRO-3", planned["tokens_per_second"], planned["GiB"])
-    add(LLAMA_8B, 131072, "causal", 4, "selective; ZeRO-3", four[3]["tokens_per_second_a_gpu"], four[3]["GiB"])
+    for row in load("long_steps_2_h200")["rows"][1:]:
+        add(LLAMA_8B, row["tokens"], "causal", 2, "selective; activations in the host",
+            row["tokens_per_second_a_gpu"], None)
     row = one(eight, seqlen=786432)
     add(LLAMA_8B, 786432, "window 8,192", 1, "full; all in the host", row["tokens_per_second"], None)
     longest = load("long_training_2_h200")["longest"]

@@ -376,7 +376,7 @@ TEST(Plan, GapsBetweenLargeTensorsCount) {
   EXPECT_TRUE(Fits(ran, gpu));
 }
 
-// docs/training/long_sequences.md says this.
+// docs/training/long_sequences.md says this of four GPUs.
 TEST(Plan, MillionsOfTokensFit) {
   const StepPlan one = PlanFor(
       LongContext({"--gpus=1xH200", "--seqlen=1572864", "--head_chunk=1", "--offload=all"}));
