@@ -105,10 +105,20 @@ TEST(Fit, KeepsOfAnOffloadedOptimizerWhatTheGpuHasRoomFor) {
   EXPECT_TRUE(absl::StartsWith(some.options, "--offload=optimizer --offload_resident="))
       << some.options;
   EXPECT_TRUE(Fits(some.plan, question->gpu));
-  StepPlan fuller = some.plan;
-  fuller.peak_bytes += int64_t{1} << 30;
-  EXPECT_FALSE(Fits(fuller, question->gpu));
+  StepPlan one_more = some.plan;
+  one_more.peak_bytes += int64_t{1} << 30;
+  EXPECT_FALSE(Fits(one_more, question->gpu));
   EXPECT_LT(some.plan.step_seconds, 0.8 * none.plan.step_seconds);
+
+  // An error about more says how much there is room for. Two GiB more do not fit.
+  const std::string fits = some.options.substr(some.options.rfind(' ') + 1);
+  const int64_t most = std::stoll(fits.substr(fits.find('=') + 1));
+  Question fuller = *Ask({k8B, "--gpus=1xH200", "--seqlen=8192", "--batch=1", "--offload=optimizer",
+                          absl::StrCat("--offload_resident=", most + 2)});
+  const absl::Status status =
+      CheckFits(fuller.setup, *PlanStep(fuller.setup, fuller.gpu, 0), fuller.gpu, 0);
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("; with ", fits, " it needs ")))
+      << status;
 }
 
 // If the host has no room for all layers' inputs, several layers keep one input.

@@ -213,7 +213,7 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
 TEST_F(PipelineTest, TiedEmbeddingsAreDividedOnBothStages) {
   constexpr char kTiedLlama[] =
       R"({"family":"llama","layers":4,"width":16,"heads":2,"kv_heads":2,"ffn":24,"tied_embeddings":true,)"
-      R"("norm_position":"both","qk_norm":"head","gate":"gelu","scaled_embedding":true,"init_std":0.4})";
+      R"("norm_position":"both","qk_norm":"head","gate":"gelu","scaled_embedding":true,"init_std":0.6})";
   TrainConfig options = Options({1, 1, 1}, "one");
   options.model = kTiedLlama;
   const Results one = RunOf(options);

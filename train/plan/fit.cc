@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -40,18 +41,31 @@ Candidate MakeCandidate(const ResolvedConfig& given, const Recomputation& recomp
   return MakeCandidate(given, std::move(config));
 }
 
-// Returns the GiB of a GPU's memory that a plan leaves.
-int64_t GibLeft(const StepPlan& plan, const GpuModel& gpu) {
-  const auto used = static_cast<double>(plan.peak_bytes + UnplannedBytes(plan));
-  return static_cast<int64_t>(std::max(0.0, gpu.memory - used)) >> 30;
-}
-
 absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuModel& gpu,
                                          int gpus_per_node, const Candidate& candidate) {
   TrainingSetup changed = PlanOf(setup);
   changed.config = candidate.config;
   BURST_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(changed, gpu, gpus_per_node));
-  return FittedPlan{candidate.options, std::move(plan)};
+  return FittedPlan{candidate.options, candidate.config, std::move(plan)};
+}
+
+// Returns a plan with as many GiB of an offloaded optimizer on the GPU as have room there, instead
+// of config.offload_resident; none if that is no better.
+absl::StatusOr<std::optional<FittedPlan>> FillWithResidents(const TrainingSetup& setup,
+                                                            const GpuModel& gpu, int gpus_per_node,
+                                                            ResolvedConfig config,
+                                                            const StepPlan& plan) {
+  const auto used = static_cast<double>(plan.peak_bytes + UnplannedBytes(plan));
+  const auto left = static_cast<int64_t>(std::floor((gpu.memory - used) / (1 << 30)));
+  if (!OffloadsOptimizer(config.offload) || left == 0 || config.offload_resident + left < 0) {
+    return std::nullopt;
+  }
+  config.offload_resident += left;
+  BURST_ASSIGN_OR_RETURN(
+      FittedPlan filled,
+      PlanCandidate(setup, gpu, gpus_per_node, MakeCandidate(setup.config, std::move(config))));
+  if (!Fits(filled.plan, gpu) || !IsBetter(filled.plan, plan, gpu)) return std::nullopt;
+  return filled;
 }
 
 using Planner = std::function<absl::StatusOr<FittedPlan>(const Candidate&)>;
@@ -140,6 +154,11 @@ std::string Needs(const StepPlan& plan, const GpuModel& gpu) {
                       Gib(gpu.host_memory), " for each GPU");
 }
 
+absl::Status WithOptions(const std::string& error, const FittedPlan& fitted, const GpuModel& gpu) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(error, "; with ", fitted.options, " it needs ", Amounts(fitted.plan, gpu)));
+}
+
 }  // namespace
 
 // With equal chunks, more recomputation takes more time, except for an offloaded optimizer. So once
@@ -149,24 +168,17 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
                                    int gpus_per_node, const MayChoose& may_choose) {
   const MemoryChoices choices = MemoryChoicesOf(setup.config, may_choose);
   std::optional<FittedPlan> best;  // or the smallest one, while none fits
-  const auto plan_one = [&](const Candidate& candidate) -> absl::StatusOr<StepPlan> {
+  // Returns whether the candidate fits.
+  const auto consider = [&](const Candidate& candidate) -> absl::StatusOr<bool> {
     BURST_ASSIGN_OR_RETURN(FittedPlan fitted, PlanCandidate(setup, gpu, gpus_per_node, candidate));
-    StepPlan plan = fitted.plan;
-    if (!best.has_value() || IsBetter(plan, best->plan, gpu)) best = std::move(fitted);
-    return plan;
-  };
-  // Returns whether the candidate fits. Then an offloaded optimizer also takes the memory that is
-  // left on the GPU.
-  const auto consider = [&](Candidate candidate) -> absl::StatusOr<bool> {
-    BURST_ASSIGN_OR_RETURN(const StepPlan plan, plan_one(candidate));
-    if (!Fits(plan, gpu)) return false;
-    const int64_t left = GibLeft(plan, gpu);
-    if (left > 0 && OffloadsOptimizer(candidate.config.offload) && may_choose("offload_resident")) {
-      candidate.config.offload_resident += left;
-      const Candidate filled = MakeCandidate(setup.config, std::move(candidate.config));
-      BURST_RETURN_IF_ERROR(plan_one(filled).status());
+    const bool fits = Fits(fitted.plan, gpu);
+    if (fits && may_choose("offload_resident")) {
+      BURST_ASSIGN_OR_RETURN(
+          auto filled, FillWithResidents(setup, gpu, gpus_per_node, candidate.config, fitted.plan));
+      if (filled.has_value()) fitted = *std::move(filled);
     }
-    return true;
+    if (!best.has_value() || IsBetter(fitted.plan, best->plan, gpu)) best = std::move(fitted);
+    return fits;
   };
   size_t tried = choices.chunks.size();  // chunks to try, from the first
   for (const Recomputation& recompute : choices.recomputes) {
@@ -179,16 +191,16 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
       if (fitting < choices.chunks.size() && OffloadsOptimizer(offload)) break;
       for (size_t i = 0; i < tried; ++i) {
         const SetOptions& chunks = choices.chunks[i];
-        Candidate smallest = make(chunks, choices.stages.back(), offload);
+        const Candidate smallest = make(chunks, choices.stages.back(), offload);
         if (!Allowed(smallest.config)) continue;
-        BURST_ASSIGN_OR_RETURN(const bool fits, consider(std::move(smallest)));
+        BURST_ASSIGN_OR_RETURN(const bool fits, consider(smallest));
         if (!fits) continue;
         if (!OffloadsOptimizer(offload)) fitting = std::min(fitting, i);
         for (const int64_t stage : choices.stages) {
           if (stage == choices.stages.back()) continue;
-          Candidate candidate = make(chunks, stage, offload);
+          const Candidate candidate = make(chunks, stage, offload);
           if (!Allowed(candidate.config)) continue;
-          BURST_RETURN_IF_ERROR(consider(std::move(candidate)).status());
+          BURST_RETURN_IF_ERROR(consider(candidate).status());
         }
       }
     }
@@ -202,6 +214,9 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
                        int gpus_per_node) {
   if (Fits(plan, gpu)) return absl::OkStatus();
   const std::string error = absl::StrCat("a step needs ", Needs(plan, gpu));
+  BURST_ASSIGN_OR_RETURN(const auto fewer,
+                         FillWithResidents(setup, gpu, gpus_per_node, setup.config, plan));
+  if (fewer.has_value()) return WithOptions(error, *fewer, gpu);
   const MemoryChoices choices =
       MemoryChoicesOf(setup.config, [](absl::string_view) { return true; });
   const auto plan_of = [&](const Candidate& candidate) {
@@ -218,8 +233,9 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
   BURST_ASSIGN_OR_RETURN(std::optional<FittedPlan> fewest,
                          FewestChanges(setup.config, choices, gpu, plan_of));
   if (fewest.has_value()) least = *std::move(fewest);
-  return absl::ResourceExhaustedError(
-      absl::StrCat(error, "; with ", least.options, " it needs ", Amounts(least.plan, gpu)));
+  BURST_ASSIGN_OR_RETURN(const auto filled,
+                         FillWithResidents(setup, gpu, gpus_per_node, least.config, least.plan));
+  return WithOptions(error, filled.has_value() ? *filled : least, gpu);
 }
 
 }  // namespace burst

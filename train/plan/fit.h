@@ -10,7 +10,8 @@
 namespace burst {
 
 struct FittedPlan {
-  std::string options;  // the choice: "--zero=3 --recompute=selective"; empty: nothing
+  std::string options;    // the choice: "--zero=3 --recompute=selective"; empty: nothing
+  ResolvedConfig config;  // with the choice
   StepPlan plan;
 };
 
@@ -21,8 +22,8 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
 
 // Returns ResourceExhausted if a step needs more memory than a GPU has, or more than its share of
 // the host. The message names the fewest options to change so that it fits, or the least memory
-// that it needs. If half a minute does not find the fewest options, it names some. `plan` is the
-// step's.
+// that it needs. If half a minute does not find the fewest options, it names some. With an
+// offloaded optimizer it also says how much of it has room on the GPU. `plan` is the step's.
 absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const GpuModel& gpu,
                        int gpus_per_node);
 
