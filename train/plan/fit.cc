@@ -49,8 +49,8 @@ absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuMo
   return FittedPlan{candidate.options, candidate.config, std::move(plan)};
 }
 
-// Changes config.offload_resident so that an offloaded optimizer takes what `plan` leaves of the
-// GPU's memory, or gives back what it takes too much. Returns null if that is not better.
+// Plans again with as many GiB of an offloaded optimizer on the GPU as have room. `plan` is of
+// `config`, and may leave memory or need too much. Returns nullopt if the new plan is not better.
 absl::StatusOr<std::optional<FittedPlan>> FillWithResidents(const TrainingSetup& setup,
                                                             const GpuModel& gpu, int gpus_per_node,
                                                             ResolvedConfig config,
