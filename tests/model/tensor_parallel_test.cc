@@ -17,6 +17,7 @@
 #include "burst/attention/strategy.h"
 #include "burst/base/status.h"
 #include "burst/comm/gpu/gpu_communicator.h"
+#include "burst/device/device.h"
 #include "burst/sequence/token_exchange.h"
 #include "model/transformer.h"
 #include "tests/attention/sequence_problem.h"
@@ -292,6 +293,41 @@ TEST(TensorParallel, BytesEqualTheFormulas) {
   ExpectFormulaBytes(SmallLlama(false));
   ExpectFormulaBytes(SmallOlmo());
 }
+
+#ifdef BURST_TEST_CUDA
+// With 8-bit products the ranks gather a norm's result in e4m3, in the forward and in the backward.
+TEST(TensorParallel, NormsSendOneByteAChannel) {
+  const int ranks = 2;
+  ModelConfig config = SmallLlama(/*tied=*/false);
+  config.width = 32;
+  config.ffn = 96;
+  const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/8);
+  const auto whole = *Transformer::Create(config, DType::kBFloat16, /*seed=*/11, kTestDevice);
+  SynchronizeDevice(kTestDevice);  // ranks use other streams
+  std::vector<int64_t> sent;
+  for (const LinearPrecision precision : {LinearPrecision::kTensors, LinearPrecision::kFloat8}) {
+    const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
+      BURST_ASSIGN_OR_RETURN(const Part part,
+                             MakePart(/*spread=*/true, Layout::kZigzag, *whole, text, &comm));
+      ExecutionPlan plan;
+      plan.linear_precision = precision;
+      part.model->SetExecution(plan);
+      comm.ResetStats();
+      Tape tape;
+      const Variable loss = part.model->Loss(tape, *part.attention, part.batch, 1, DropoutKey());
+      BURST_RETURN_IF_ERROR(tape.Backward(loss));
+      if (comm.rank() == 0) {
+        sent.push_back(comm.stats().bytes_sent[static_cast<int>(Channel::kCollective)]);
+      }
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // A layer has two norms.
+  const int64_t channels = (ranks - 1) * text.batch * text.length / ranks * config.width;
+  EXPECT_EQ(sent[0] - sent[1], 2 * config.layers * 2 * channels);
+}
+#endif
 
 TEST(TensorParallel, ModelsThatCannotBeSpreadAreNamed) {
   const auto message = [](ModelConfig config, int ranks) {
