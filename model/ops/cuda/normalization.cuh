@@ -235,6 +235,24 @@ __device__ inline void CombineTeams(const A (&sums)[kSums][kVecs][N], int width,
   }
 }
 
+// Sets the block's partials [kSums, width]. A block of one team has no others to add.
+template <bool kBlockTeam, typename T, typename A, int N, int kSums, int kVecs>
+__device__ inline void StorePartials(const NormArgs<T>& args, const A (&sums)[kSums][kVecs][N]) {
+  A* partials = args.partials + blockIdx.x * int64_t{kSums} * args.width;
+  if constexpr (kBlockTeam) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+      for (int p = 0; p < kVecs; ++p) {
+        const int at = threadIdx.x + p * blockDim.x;
+        if (at < args.width / N) StoreNumbers<N>(sums[i][p], partials + i * args.width + at * N);
+      }
+    }
+  } else {
+    CombineTeams<A, N, kSums, kVecs>(sums, args.width, partials);
+  }
+}
+
 // With g = dy weight:
 //   dx = before + rstd (g - mean(g) - xhat mean(g xhat)),   dweight = sum over rows of dy xhat,
 //   dbias = sum over rows of dy
@@ -313,21 +331,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
     }
   }
   if (args.dx_amax != nullptr) RaiseAmax(most, args.dx_amax);
-
-  if constexpr (kBlockTeam) {
-    A* partials = args.partials + blockIdx.x * int64_t{kSums} * args.width;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-#pragma unroll
-      for (int p = 0; p < kVecs; ++p) {
-        const int at = threadIdx.x + p * blockDim.x;
-        if (at < vecs) StoreNumbers<N>(sums[i][p], partials + i * args.width + at * N);
-      }
-    }
-  } else {
-    CombineTeams<A, N, kSums, kVecs>(sums, args.width,
-                                     args.partials + blockIdx.x * int64_t{kSums} * args.width);
-  }
+  StorePartials<kBlockTeam>(args, sums);
 }
 
 // --- rows of any width: a block per row, read two or three times
