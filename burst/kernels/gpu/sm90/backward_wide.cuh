@@ -143,85 +143,166 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
   BulkWait();
 }
 
-// Replaces S^T by P^T, where the mask allows.
+// A thread of a consumer warpgroup: its keys, its places in shared memory, and the passes' steps.
 template <class Traits>
-__device__ __forceinline__ void Exponentiate(const BackwardArgs& args, const KeyTile& keys, int key,
-                                             float scale_log2, bool whole,
-                                             const RowStatistics<Traits>& rows,
-                                             float (&p)[Traits::kBlockM / 2]) {
-#pragma unroll
-  for (int j = 0; j < Traits::kBlockM / 8; ++j) {
-    const float2 lse =
-        *reinterpret_cast<const float2*>(&rows.lse_log2[8 * j + threadIdx.x % 4 * 2]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse.x));
-      p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse.y));
+struct WideConsumer {
+  using Element = typename Traits::Element;
+  static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  static constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
+  static constexpr int kSumDim = Traits::kSumDim, kSecond = DqParts<Traits>::kSecond;
+  using QTile = Tile<kBlockM, kHeadDim>;
+  using DoutTile = Tile<kBlockM, kValueDim>;
+  using KTile = Tile<kBlockN, kHeadDim>;
+  using DsTile = Tile<kBlockM, kBlockN>;
+  using Scores = float[kBlockM / 2];           // S^T or dP^T: [64, kBlockM]
+  using ScoreOperand = uint32_t[kBlockM / 4];  // P^T or dS^T, of Element
+  using ValueOperand = uint32_t[kValueDim / 4];
+  using Gradient = float[kSumDim / 2];  // dV or dK: [64, kSumDim]
+  using FirstDq = float[32];            // 64 columns of dQ: [kBlockM, 64]
+  using SecondDq = float[kSecond / 2];  // the other columns: [kBlockM, kSecond]
+
+  const BackwardArgs& args;
+  WideShared<Traits>& shared;
+  const KeyTile& keys;
+  const int consumer;
+  int lane;
+  int key;  // the thread's first key; the other one is key + 8
+  float scale_log2;
+  uint32_t ds_place = 0;  // of the lane's row of each 8x8 matrix of dS (stmatrix)
+  uint32_t dq_place = 0;  // of its elements of a box of dQ
+
+  __device__ __forceinline__ WideConsumer(const BackwardArgs& args_, WideShared<Traits>& shared_,
+                                          const KeyTile& keys_, int consumer_)
+      : args(args_), shared(shared_), keys(keys_), consumer(consumer_) {
+    lane = threadIdx.x % kWarpSize;
+    const int warp = WarpUniform(threadIdx.x / kWarpSize % 4);
+    key = keys.row + consumer * 64 + warp * 16 + lane / 4;
+    scale_log2 = args.scale * kLog2E;
+    if constexpr (Traits::kDk) {
+      ds_place = SharedAddress(shared.ds[0].At(0, consumer)) +
+                 (lane / 16 * 8 + lane % 8) * kRowBytes +
+                 ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+      dq_place = shared.Dq(consumer) + (warp * kWarpRows + lane / 4) * kRowBytes +
+                 ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
     }
   }
-  if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
-}
 
-// Returns the place of a lane's row of each 8x8 matrix of dS (stmatrix), in the first 16 queries.
-template <class Traits>
-__device__ __forceinline__ uint32_t DsPlace(const WideShared<Traits>& shared, int consumer,
-                                            int warp, int lane) {
-  return SharedAddress(shared.ds[0].At(0, consumer)) + (lane / 16 * 8 + lane % 8) * kRowBytes +
-         ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
-}
-
-template <class Traits>
-__device__ __forceinline__ void StoreDs(uint32_t place, const uint32_t (&ds)[Traits::kBlockM / 4]) {
-#pragma unroll
-  for (int k = 0; k < Traits::kBlockM / 16; ++k) {
-    StoreMatrixTransposed(place + k * 16 * kRowBytes, ds[4 * k], ds[4 * k + 1], ds[4 * k + 2],
-                          ds[4 * k + 3]);
+  // Begins S^T = K Q^T.
+  __device__ __forceinline__ void MultiplyScores(const QTile& q, Scores& s) const {
+    WgmmaFence();
+    MatmulSharedShared<Element, kBlockM, kHeadDim>(
+        s, shared.k.At(consumer * 64), KTile::kBlockBytes, q.At(0), QTile::kBlockBytes, false);
+    WgmmaCommit();
   }
-}
 
-// Returns the places of a lane's elements of a box of dQ.
-template <class Traits>
-__device__ __forceinline__ uint32_t DqPlace(const WideShared<Traits>& shared, int consumer,
-                                            int warp, int lane) {
-  return shared.Dq(consumer) + (warp * kWarpRows + lane / 4) * kRowBytes +
-         ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
-}
+  // Begins dP^T = V dO^T.
+  __device__ __forceinline__ void MultiplyScoreGradients(const DoutTile& dout, Scores& dp) const {
+    WgmmaFence();
+    MatmulSharedShared<Element, kBlockM, kValueDim>(dp, shared.v.At(consumer * 64),
+                                                    Tile<kBlockN, kValueDim>::kBlockBytes,
+                                                    dout.At(0), DoutTile::kBlockBytes, false);
+    WgmmaCommit();
+  }
 
-// Stores 32 columns of dQ in box `box` of several consecutive ones. They are multiplied by the
-// softmax's scale unless dS was.
-template <class Traits>
-__device__ __forceinline__ void StoreDqBox(const BackwardArgs& args, uint32_t place, int box,
-                                           const float* dq) {
-  const float factor = Traits::kScaleDs ? 1 : args.scale;
+  // Begins the same with V in registers, after another matmul's fence.
+  __device__ __forceinline__ void MultiplyScoreGradients(const ValueOperand& v,
+                                                         const DoutTile& dout, Scores& dp) const {
+    MatmulRegisterShared<Element, kBlockM, kValueDim, Major::kK>(dp, v, dout.At(0),
+                                                                 DoutTile::kBlockBytes, false);
+    WgmmaCommit();
+  }
+
+  // Begins sum += scores^T rows: dV += P^T dO, or dK += dS^T Q.
+  __device__ __forceinline__ void AddGradient(const ScoreOperand& scores,
+                                              const Tile<kBlockM, kSumDim>& rows,
+                                              Gradient& sum) const {
+    MatmulRegisterShared<Element, kSumDim, kBlockM, Major::kMN>(
+        sum, scores, rows.At(0), Tile<kBlockM, kSumDim>::kBlockBytes, true);
+    WgmmaCommit();
+  }
+
+  // Replaces S^T by P^T, where the mask allows. whole: IsWhole of the rows.
+  __device__ __forceinline__ void Exponentiate(const RowStatistics<Traits>& rows, bool whole,
+                                               Scores& p) const {
 #pragma unroll
-  for (int j = 0; j < kFloatBoxColumns / 8; ++j) {
+    for (int j = 0; j < kBlockM / 8; ++j) {
+      const float2 lse =
+          *reinterpret_cast<const float2*>(&rows.lse_log2[8 * j + threadIdx.x % 4 * 2]);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int i = 4 * j + 2 * r;
-      StoreShared((place ^ (j * 32)) + (box * Traits::kBlockM + r * 8) * kRowBytes, dq[i] * factor,
-                  dq[i + 1] * factor);
+      for (int r = 0; r < 2; ++r) {
+        p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse.x));
+        p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse.y));
+      }
+    }
+    if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
+  }
+
+  // Replaces dP^T by dS^T = P^T (dP^T - delta).
+  __device__ __forceinline__ void ScoreGradients(const RowStatistics<Traits>& rows, const Scores& p,
+                                                 Scores& ds) const {
+    const float factor = Traits::kScaleDs ? args.scale : 1;
+#pragma unroll
+    for (int j = 0; j < kBlockM / 8; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        ds[i] = p[i] * fmaf(ds[i], factor, -delta.x);
+        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta.y);
+      }
     }
   }
-}
 
-// Replaces dP^T by dS^T = P^T (dP^T - delta).
-template <class Traits>
-__device__ __forceinline__ void ScoreGradients(const BackwardArgs& args,
-                                               const RowStatistics<Traits>& rows, int lane,
-                                               const float (&p)[Traits::kBlockM / 2],
-                                               float (&ds)[Traits::kBlockM / 2]) {
-  const float factor = Traits::kScaleDs ? args.scale : 1;
+  // Stores dS in a buffer that both consumers read.
+  __device__ __forceinline__ void StoreDs(int buffer, const ScoreOperand& ds) const {
+    const uint32_t place = ds_place + buffer * DsTile::kBytes;
 #pragma unroll
-  for (int j = 0; j < Traits::kBlockM / 8; ++j) {
-    const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int i = 4 * j + 2 * r;
-      ds[i] = p[i] * fmaf(ds[i], factor, -delta.x);
-      ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta.y);
+    for (int k = 0; k < kBlockM / 16; ++k) {
+      StoreMatrixTransposed(place + k * 16 * kRowBytes, ds[4 * k], ds[4 * k + 1], ds[4 * k + 2],
+                            ds[4 * k + 3]);
     }
   }
-}
+
+  // Computes dQ = dS K for some of K's columns, from `k` on. A fence must come before, and a commit
+  // after it.
+  template <int kCount>
+  __device__ __forceinline__ void MultiplyDq(const DsTile& ds, const uint16_t* k,
+                                             float (&dq)[kCount]) const {
+    MatmulSharedShared<Element, 2 * kCount, kBlockN, Major::kK, Major::kMN>(
+        dq, ds.At(0), DsTile::kBlockBytes, k, KTile::kBlockBytes, false);
+  }
+
+  // Stores 32 columns of dQ in box `box` of several consecutive ones. They are multiplied by the
+  // softmax's scale unless dS was.
+  __device__ __forceinline__ void StoreDqBox(int box, const float* dq) const {
+    const float factor = Traits::kScaleDs ? 1 : args.scale;
+#pragma unroll
+    for (int j = 0; j < kFloatBoxColumns / 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        StoreShared((dq_place ^ (j * 32)) + (box * kBlockM + r * 8) * kRowBytes, dq[i] * factor,
+                    dq[i + 1] * factor);
+      }
+    }
+  }
+
+  // Stores dQ of the n-th step, all columns at once. A fence and an arrival must follow.
+  __device__ __forceinline__ void StoreLateDq(int n, FirstDq& first, SecondDq& second) const {
+    PinRegisters(first);
+    PinRegisters(second);
+    if (n == 0) WaitForScan<Traits>(args, shared);  // of V, which lay here
+    Wait(&shared.dq_empty[consumer], n % 2 ^ 1);
+    StoreDqBox(0, first);
+    StoreDqBox(1, first + 16);
+    StoreDqBox(2, second);
+  }
+
+  __device__ __forceinline__ void SumDv(Gradient& dv) const;
+  __device__ __forceinline__ void SumDk(Gradient& dk) const;
+  __device__ __forceinline__ void SumDkLate(Gradient& dk) const;
+  __device__ __forceinline__ void StoreSum(Gradient& sum) const;
+};
 
 }  // namespace sm90
 }  // namespace burst
