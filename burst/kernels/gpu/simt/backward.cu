@@ -91,6 +91,56 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void QueryGradient
   }
 }
 
+// Finds the queries that see some of the keys [key, key_end): `near` without `gap`, which is whole
+// tiles. A whole block calls it, with results in shared memory.
+template <class Tile>
+__device__ __forceinline__ void FindQueries(const FlashAttentionShape& shape, int64_t b, int key,
+                                            int key_end, cuda::Run* near, cuda::Run* gap) {
+  const cuda::RowRanges ranges(shape.visible, b, shape.q_len);
+  const cuda::Run found = cuda::QueriesNear(ranges, key, key_end);
+  const cuda::Run tiles = cuda::LongestGap<Tile::kRows>(ranges, found, /*origin=*/found.begin);
+  if (threadIdx.x == 0) {
+    *near = found;
+    *gap = {found.begin + tiles.begin * Tile::kRows, found.begin + tiles.end * Tile::kRows};
+  }
+  __syncthreads();
+}
+
+// The queries of a head that are near the keys, and what the gradients of their scores need.
+template <typename T>
+struct HeadQueries {
+  const cuda::Run& near;
+  const Visible& visible;
+  const ChangedScores<T>& changed;
+  const T *lse, *delta;  // [q_len]
+  T scale;
+};
+
+// Replaces S^T by P^T, and dP^T by dS^T, [keys, queries]: keys from `key` on, queries from `query`.
+template <class Tile, bool kChanged, typename T>
+__device__ __forceinline__ void ScoreGradients(const HeadQueries<T>& queries, int key, int query,
+                                               T (&s)[Tile::kPerThread][Tile::kPerThread],
+                                               T (&dp)[Tile::kPerThread][Tile::kPerThread]) {
+  constexpr int kN = Tile::kPerThread;
+  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+#pragma unroll
+  for (int c = 0; c < kN; ++c) {
+    const int i = query + x + kSide * c;
+    const bool valid = i < queries.near.end;
+    const int begin = valid ? queries.visible.begin(i) : 0;
+    const int end = valid ? queries.visible.end(i) : 0;
+    const T lse = valid ? queries.lse[i] : T{0}, delta = valid ? queries.delta[i] : T{0};
+#pragma unroll
+    for (int r = 0; r < kN; ++r) {
+      const int j = key + y + kSide * r;
+      const Probability<T, kChanged> probability(s[r][c], dp[r][c], queries.scale, lse, delta,
+                                                 begin <= j && j < end, queries.changed, i, j);
+      s[r][c] = probability.p;
+      dp[r][c] = probability.ds;
+    }
+  }
+}
+
 // A block owns a tile of keys and values. It reads the queries that see it, of every query head of
 // the group:
 //
@@ -115,27 +165,19 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
   const int head_dim = static_cast<int>(shape.head_dim);
   const int value_dim = static_cast<int>(shape.value_dim);
   const T scale = static_cast<T>(shape.softmax_scale);
-  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+  const int y = threadIdx.x / kSide;
   const Visible visible(shape, b);
 
   LoadTile<Tile>(Head<T>(params.k, b, kv_head), first, rows, head_dim, k_tile);
   LoadTile<Tile>(Head<T>(params.v, b, kv_head), first, rows, value_dim, v_tile);
   typename Tile::Rows dk = {}, dv = {};
   __shared__ cuda::Run near, gap;  // here they take no registers
-  {
-    const cuda::RowRanges ranges(shape.visible, b, shape.q_len);
-    const cuda::Run found = cuda::QueriesNear(ranges, first, first + rows);
-    const cuda::Run tiles = cuda::LongestGap<Tile::kRows>(ranges, found, /*origin=*/found.begin);
-    if (threadIdx.x == 0) {
-      near = found;
-      gap = {found.begin + tiles.begin * Tile::kRows, found.begin + tiles.end * Tile::kRows};
-    }
-    __syncthreads();
-  }
+  FindQueries<Tile>(shape, b, first, first + rows, &near, &gap);
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     const ChangedScores<T> changed(shape, b, h);
     const T* lse = static_cast<const T*>(params.lse) + (b * shape.num_heads + h) * shape.q_len;
     const T* delta = static_cast<const T*>(params.delta) + (b * shape.num_heads + h) * shape.q_len;
+    const HeadQueries<T> head = {near, visible, changed, lse, delta, scale};
     for (int query = near.begin; query < near.end; query += Tile::kRows) {
       if (query == gap.begin) query = gap.end;
       if (query >= near.end) break;
@@ -159,21 +201,7 @@ __global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKe
       typename Tile::Scores s, dp;  // [keys, queries]
       Matmul<Tile>(k_tile, q_tile, s);
       Matmul<Tile>(v_tile, dout_tile, dp);
-#pragma unroll
-      for (int c = 0; c < kN; ++c) {
-        const int i = query + x + kSide * c;
-        const bool valid = i < near.end;
-        const int begin = valid ? visible.begin(i) : 0, end = valid ? visible.end(i) : 0;
-        const T row_lse = valid ? lse[i] : T{0}, row_delta = valid ? delta[i] : T{0};
-#pragma unroll
-        for (int r = 0; r < kN; ++r) {
-          const int j = first + y + kSide * r;
-          const Probability<T, kChanged> probability(s[r][c], dp[r][c], scale, row_lse, row_delta,
-                                                     begin <= j && j < end, changed, i, j);
-          s[r][c] = probability.p;
-          dp[r][c] = probability.ds;
-        }
-      }
+      ScoreGradients<Tile, kChanged>(head, first, query, s, dp);
       StoreScores<Tile>(s, score_tile);
       __syncthreads();
       add(dout_tile, dv);
