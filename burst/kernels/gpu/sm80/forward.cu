@@ -119,6 +119,31 @@ __device__ __forceinline__ void RaiseToLargest(const Softmax<kM>& softmax, float
   if (threadIdx.x % 32 == 0 && max != -INFINITY) cuda::RaiseTo(max, largest);
 }
 
+// Updates the softmax with a block of changed S: replaces S by P, without dropped weights, and
+// rescales O. rows: the warp's queries; key: the block's first key.
+template <class Traits>
+__device__ __forceinline__ void UpdateChanged(const FlashAttentionShape& shape,
+                                              const ChangedScores<float>& changed,
+                                              const ChangedRows<Traits::kM>& rows, int key,
+                                              float (&s)[Traits::kM][Traits::kBlockN / 8][4],
+                                              Softmax<Traits::kM>& softmax,
+                                              float (&o)[Traits::kM][Traits::kHeadDim / 8][4]) {
+  constexpr int kColumns = Traits::kBlockN / 8;
+  const int k_len = static_cast<int>(shape.k_len);
+  const float scale = static_cast<float>(shape.softmax_scale);
+  rows.template ForEach<kColumns>(
+      changed, key, k_len, [&](int m, int n, int e, bool sees, bool, auto change) {
+        float slope;
+        s[m][n][e] = sees ? change(scale * s[m][n][e], &slope) : -INFINITY;
+      });
+  Update(kLog2E, s, softmax, o);
+  if (!changed.drops()) return;
+  rows.template ForEach<kColumns>(changed, key, k_len,
+                                  [&](int m, int n, int e, bool, bool kept, auto) {
+                                    if (!kept) s[m][n][e] = 0;
+                                  });
+}
+
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
     const __grid_constant__ FlashForwardParams params, int tiles, int32_t* marks) {
@@ -176,19 +201,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
     if constexpr (Traits::kChanged) {
       const ChangedScores<float> changed(shape, b, index.h);
       const ChangedRows<kM> rows(changed, visible, first + warp_row, q_len);
-      const float scale = static_cast<float>(shape.softmax_scale);
-      rows.template ForEach<kBlockN / 8>(
-          changed, key, k_len, [&](int m, int n, int e, bool sees, bool, auto change) {
-            float slope;
-            s[m][n][e] = sees ? change(scale * s[m][n][e], &slope) : -INFINITY;
-          });
-      Update(kLog2E, s, softmax, o);
-      if (changed.drops()) {
-        rows.template ForEach<kBlockN / 8>(changed, key, k_len,
-                                           [&](int m, int n, int e, bool, bool kept, auto) {
-                                             if (!kept) s[m][n][e] = 0;
-                                           });
-      }
+      UpdateChanged<Traits>(shape, changed, rows, key, s, softmax, o);
     } else {
       if (!all_see.Contains(key, kBlockN)) {
         const TileIndex again(shape, tiles, kBlockM);
