@@ -122,59 +122,77 @@ __device__ __forceinline__ bool IsSkipped(const ForwardArgs& args, const TileInf
   return args.skip_empty && tile.batch >= 0 && tile.block_begin >= tile.block_end;
 }
 
+// The thread that loads Q, K and V: its places in the rings, and how it draws tiles.
 template <class Traits>
-__device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
-                                               ForwardShared<Traits>& shared) {
+struct ForwardProducer {
+  const ForwardArgs& args;
+  ForwardShared<Traits>& shared;
   RingSlot<Traits::kQStages> q_slot;
   RingSlot<Traits::kStages> k_slot, v_slot;
-  const auto first_key = [&](int block) -> int {
+
+  __device__ __forceinline__ ForwardProducer(const ForwardArgs& args_,
+                                             ForwardShared<Traits>& shared_)
+      : args(args_), shared(shared_) {}
+
+  __device__ __forceinline__ int FirstKey(int block) const {
     if constexpr (Traits::kLists) {
       constexpr int kParts = Traits::kListParts;
       block = __ldg(args.blocks.key_list + block / kParts) * kParts + block % kParts;
     }
     return block * Traits::kBlockN;
-  };
-  const auto load_k = [&](const TileInfo& tile, int block) {
+  }
+
+  __device__ __forceinline__ void LoadK(const TileInfo& tile, int block) {
     Barrier* full = &shared.k_full[k_slot.stage];
     Wait(&shared.k_empty[k_slot.stage], k_slot.parity ^ 1);
     ArriveExpectBytes(full, ForwardTiles<Traits>::K::kBytes);
-    LoadTile<Traits::kKeepKeys>(shared.k[k_slot.stage], args.k, full, first_key(block),
-                                tile.kv_head, tile.batch);
+    LoadTile<Traits::kKeepKeys>(shared.k[k_slot.stage], args.k, full, FirstKey(block), tile.kv_head,
+                                tile.batch);
     k_slot.Advance();
-  };
-  const auto load_v = [&](const TileInfo& tile, int block) {
+  }
+
+  __device__ __forceinline__ void LoadV(const TileInfo& tile, int block) {
     Barrier* full = &shared.v_full[v_slot.stage];
     Wait(&shared.v_empty[v_slot.stage], v_slot.parity ^ 1);
     ArriveExpectBytes(full, ForwardTiles<Traits>::V::kBytes);
     if constexpr (Traits::kFp8) {  // [value_dim, keys]
-      TmaLoad<Traits::kKeepKeys>(shared.v[v_slot.stage].data, args.v, full, first_key(block), 0,
+      TmaLoad<Traits::kKeepKeys>(shared.v[v_slot.stage].data, args.v, full, FirstKey(block), 0,
                                  tile.kv_head, tile.batch);
     } else {
-      LoadTile<Traits::kKeepKeys>(shared.v[v_slot.stage], args.v, full, first_key(block),
+      LoadTile<Traits::kKeepKeys>(shared.v[v_slot.stage], args.v, full, FirstKey(block),
                                   tile.kv_head, tile.batch);
     }
     v_slot.Advance();
-  };
+  }
 
-  // Without a mask all tiles are equally long and need no counter.
-  const auto after = [&](int index) -> int {
+  // Returns the number of the tile after tile `index`. Without a mask all tiles are equally long
+  // and need no counter.
+  __device__ __forceinline__ int After(int index) const {
     return Traits::kMasked ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
                            : index + gridDim.x;
-  };
+  }
+
+  // Returns tile `index`, or the next one that is not skipped, whose number `index` becomes.
+  __device__ __forceinline__ TileInfo Find(int& index) const {
+    TileInfo found = MakeTile<Traits>(args, index);
+    while (IsSkipped(args, found)) {
+      index = After(index);
+      found = MakeTile<Traits>(args, index);
+    }
+    return found;
+  }
+
+  __device__ __forceinline__ void Run();
+};
+
+template <class Traits>
+__device__ __forceinline__ void ForwardProducer<Traits>::Run() {
   // If the consumers leave the producer few registers, it keeps its tiles in shared memory.
   constexpr bool kInShared = Traits::kProducerRegisters < 40;
   TileInfo own_tile, own_next_tile;
   TileInfo& next_tile = kInShared ? shared.next_tile : own_next_tile;
-  const auto find = [&](int& index) {
-    TileInfo found = MakeTile<Traits>(args, index);
-    while (IsSkipped(args, found)) {
-      index = after(index);
-      found = MakeTile<Traits>(args, index);
-    }
-    next_tile = found;
-  };
   int index = blockIdx.x;
-  find(index);
+  next_tile = Find(index);
   for (;;) {
     int next = 0;
     Barrier* q_full = &shared.q_full[q_slot.stage];
@@ -196,13 +214,13 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     const int draw_at = min(tile.block_begin, tile.block_end - 1);
 #pragma unroll 1
     for (int block = tile.block_end - 1; block >= tile.block_begin - 1; --block) {
-      if (block == draw_at) next = after(index);
+      if (block == draw_at) next = After(index);
       if (block >= tile.block_begin) {
-        load_k(tile, block);
+        LoadK(tile, block);
       } else {
-        find(next);
+        next_tile = Find(next);
       }
-      if (block + 1 < tile.block_end) load_v(tile, block + 1);
+      if (block + 1 < tile.block_end) LoadV(tile, block + 1);
     }
     index = next;
   }

@@ -310,7 +310,7 @@ __global__ __launch_bounds__(Traits::kThreads,
   const int warpgroup = WarpUniform(threadIdx.x / kWarpgroupSize);
   if (warpgroup == 0) {
     DecreaseRegisters<Traits::kProducerRegisters>();
-    if (threadIdx.x == 0) ForwardProduce<Traits>(args, shared);
+    if (threadIdx.x == 0) ForwardProducer<Traits>(args, shared).Run();
   } else {
     IncreaseRegisters<Traits::kConsumerRegisters>();
     Fp8ForwardConsume<Traits>(args, shared, warpgroup - 1);
