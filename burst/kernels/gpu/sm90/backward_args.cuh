@@ -62,59 +62,106 @@ struct BackwardArgs {
   CUtensorMap dk_out, dv_out;  // the results, of Element, in the same boxes
 };
 
-// dq_rows: the rows of a box of dQ.
-template <class Traits>
-BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardScratch& scratch,
-                              int dq_rows) {
-  const FlashAttentionShape& shape = params.shape;
-  const int64_t head_dim = shape.head_dim, value_dim = shape.value_dim;
-  const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int64_t columns,
-                         int box_rows) {
+// Makes tensor maps of a call's operands by queries and by keys, in boxes of box_rows rows.
+struct OperandMaps {
+  const FlashAttentionShape& shape;
+
+  CUtensorMap OfQueries(const AttentionOperand& tensor, DType dtype, int64_t columns,
+                        int box_rows) const {
     return MakeTensorMap(tensor, dtype, {shape.batch, shape.q_len, shape.num_heads, columns},
                          box_rows);
-  };
-  const auto map_k = [&](const AttentionOperand& tensor, DType dtype, int64_t columns,
-                         int box_rows) {
+  }
+  CUtensorMap OfKeys(const AttentionOperand& tensor, DType dtype, int64_t columns,
+                     int box_rows) const {
     return MakeTensorMap(tensor, dtype, {shape.batch, shape.k_len, shape.num_kv_heads, columns},
                          box_rows);
-  };
-  BackwardArgs args;
-  args.k = map_k(params.k, shape.dtype, head_dim, Traits::kBlockN);
-  args.v = map_k(params.v, shape.dtype, value_dim, Traits::kBlockN);
-  args.q = args.dout = args.dq = args.k;  // not used without queries; dK and dV become zero
+  }
+};
+
+// Sets where dQ, dK and dV go: their sums, and the results of dK and dV. Without sums, or without
+// results, the maps of these are unused. dq_rows: the rows of a box of dQ.
+inline void SetGradients(const FlashBackwardParams& params, const BackwardScratch& scratch,
+                         const HeadSplits& splits, int dq_rows, BackwardArgs* args) {
+  const FlashAttentionShape& shape = params.shape;
+  const OperandMaps maps = {shape};
+  const int64_t head_dim = shape.head_dim, value_dim = shape.value_dim;
+  args->first_dq = Heads(params.dq.first);
+  args->dq_sum = params.dq.sum;
+  args->dq = args->k;  // not used without queries
   if (shape.q_len > 0) {
-    args.q = map_q(params.q, shape.dtype, head_dim, Traits::kBlockM);
-    args.dout = map_q(params.dout, shape.dtype, value_dim, Traits::kBlockM);
-    args.dq = map_q(params.dq.sum, DType::kFloat32, head_dim, dq_rows);
+    args->dq = maps.OfQueries(params.dq.sum, DType::kFloat32, head_dim, dq_rows);
   }
-  // Without sums, or without results, the maps of these are unused.
   const HeadRange all_kv_heads = {0, shape.num_kv_heads};
-  args.first_dkv = Heads(params.dk.assigned() ? all_kv_heads : params.dk.first);
-  args.last_dkv = Heads(params.dk.assigned() ? all_kv_heads : params.dk.last);
-  args.dk = args.dv = args.dk_out = args.dv_out = args.k;
-  if (!args.last_dkv.empty()) {
-    args.dk_out = map_k(params.dk.result, shape.dtype, head_dim, kWarpRows);
-    args.dv_out = map_k(params.dv.result, shape.dtype, value_dim, kWarpRows);
+  args->first_dkv = Heads(params.dk.assigned() ? all_kv_heads : params.dk.first);
+  args->last_dkv = Heads(params.dk.assigned() ? all_kv_heads : params.dk.last);
+  args->dk = args->dv = args->dk_out = args->dv_out = args->k;
+  if (!args->last_dkv.empty()) {
+    args->dk_out = maps.OfKeys(params.dk.result, shape.dtype, head_dim, kWarpRows);
+    args->dv_out = maps.OfKeys(params.dv.result, shape.dtype, value_dim, kWarpRows);
   }
-  args.dk_sum = params.dk.sum;
-  args.dv_sum = params.dv.sum;
-  const HeadSplits splits = HeadSplitsOf(params);
-  args.sums = 0;
+  args->dk_sum = params.dk.sum;
+  args->dv_sum = params.dv.sum;
+  args->sums = 0;
   if (!params.dk.assigned()) {
-    args.dk = map_k(params.dk.sum, DType::kFloat32, head_dim, kWarpRows);
-    args.dv = map_k(params.dv.sum, DType::kFloat32, value_dim, kWarpRows);
+    args->dk = maps.OfKeys(params.dk.sum, DType::kFloat32, head_dim, kWarpRows);
+    args->dv = maps.OfKeys(params.dv.sum, DType::kFloat32, value_dim, kWarpRows);
   } else if (splits.splits > 1) {
-    args.sums = static_cast<int>(splits.sums);
+    args->sums = static_cast<int>(splits.sums);
     const auto make = [&](float* sums, int64_t columns, AttentionOperand* sum, CUtensorMap* map) {
       *sum = {sums, 0, columns, shape.k_len * columns};
       *map =
           MakeTensorMap(*sum, DType::kFloat32, {1, shape.k_len, splits.sums, columns}, kWarpRows);
     };
-    make(scratch.sums, head_dim, &args.dk_sum, &args.dk);
-    make(scratch.sums + splits.sums * shape.k_len * head_dim, value_dim, &args.dv_sum, &args.dv);
+    make(scratch.sums, head_dim, &args->dk_sum, &args->dk);
+    make(scratch.sums + splits.sums * shape.k_len * head_dim, value_dim, &args->dv_sum, &args->dv);
   }
-  args.first_dq = Heads(params.dq.first);
-  args.dq_sum = params.dq.sum;
+}
+
+// Sets the counters of the fixed orders, and the marks, once the sizes are set.
+inline void SetCounters(const FlashBackwardParams& params, const BackwardScratch& scratch,
+                        const HeadSplits& splits, BackwardArgs* args) {
+  const int dq_counters =
+      params.deterministic ? args->batch * args->num_heads * args->query_tiles * 2 : 0;
+  const int order_counters = dq_counters + static_cast<int>(splits.counters);
+  args->counters = scratch.counters;
+  args->num_counters =
+      order_counters + static_cast<int>(cuda::BackwardMarks(params.shape, splits.splits));
+  args->marks = params.shape.visible.documents ? args->counters + order_counters : nullptr;
+  args->dq_additions = params.deterministic ? args->counters : nullptr;
+  args->dkv_additions = args->head_splits > 1 ? args->counters + dq_counters : nullptr;
+}
+
+// Returns the order of the blocks, once the sizes are set.
+template <class Traits>
+BackwardOrder MakeBackwardOrder(const FlashBackwardParams& params, const BackwardArgs& args) {
+  BackwardWork work;
+  work.mask = Traits::kMask;
+  work.deterministic = params.deterministic;
+  work.q_len = params.shape.q_len;
+  work.most_queries = params.shape.visible.most_queries;
+  work.row_bytes = int64_t{Traits::kHeadDim} * 6 + Traits::kValueDim * 2;
+  work.heads_per_block = args.heads_per_block;
+  work.key_tiles = args.key_tiles;
+  work.splits = args.batch_splits;
+  return BackwardOrderOf(work);
+}
+
+// dq_rows: the rows of a box of dQ.
+template <class Traits>
+BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardScratch& scratch,
+                              int dq_rows) {
+  const FlashAttentionShape& shape = params.shape;
+  const HeadSplits splits = HeadSplitsOf(params);
+  const OperandMaps maps = {shape};
+  BackwardArgs args;
+  args.k = maps.OfKeys(params.k, shape.dtype, shape.head_dim, Traits::kBlockN);
+  args.v = maps.OfKeys(params.v, shape.dtype, shape.value_dim, Traits::kBlockN);
+  args.q = args.dout = args.k;  // not used without queries; dK and dV become zero
+  if (shape.q_len > 0) {
+    args.q = maps.OfQueries(params.q, shape.dtype, shape.head_dim, Traits::kBlockM);
+    args.dout = maps.OfQueries(params.dout, shape.dtype, shape.value_dim, Traits::kBlockM);
+  }
+  SetGradients(params, scratch, splits, dq_rows, &args);
   args.lse = static_cast<const float*>(params.lse);
   args.delta = static_cast<const float*>(params.delta);
   args.visible = shape.visible;
@@ -128,29 +175,13 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   args.head_splits = static_cast<int>(splits.splits);
   args.heads_per_block = static_cast<int>(shape.num_heads / shape.num_kv_heads) / args.head_splits;
   args.batch_splits = static_cast<int>(shape.batch * shape.num_kv_heads) * args.head_splits;
-  args.head_dim = static_cast<int>(head_dim);
-  args.value_dim = static_cast<int>(value_dim);
+  args.head_dim = static_cast<int>(shape.head_dim);
+  args.value_dim = static_cast<int>(shape.value_dim);
   args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
   args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args.scale = static_cast<float>(shape.softmax_scale);
-  args.counters = scratch.counters;
-  const int dq_counters =
-      params.deterministic ? args.batch * args.num_heads * args.query_tiles * 2 : 0;
-  const int order_counters = dq_counters + static_cast<int>(splits.counters);
-  args.num_counters = order_counters + static_cast<int>(cuda::BackwardMarks(shape, splits.splits));
-  args.marks = shape.visible.documents ? args.counters + order_counters : nullptr;
-  args.dq_additions = params.deterministic ? args.counters : nullptr;
-  args.dkv_additions = args.head_splits > 1 ? args.counters + dq_counters : nullptr;
-  BackwardWork work;
-  work.mask = Traits::kMask;
-  work.deterministic = params.deterministic;
-  work.q_len = shape.q_len;
-  work.most_queries = shape.visible.most_queries;
-  work.row_bytes = int64_t{Traits::kHeadDim} * 6 + Traits::kValueDim * 2;
-  work.heads_per_block = args.heads_per_block;
-  work.key_tiles = args.key_tiles;
-  work.splits = args.batch_splits;
-  args.order = BackwardOrderOf(work);
+  SetCounters(params, scratch, splits, &args);
+  args.order = MakeBackwardOrder<Traits>(params, args);
   return args;
 }
 
