@@ -86,56 +86,165 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
                                 args.value_dim);
 }
 
+// Masks blocks of S: the keys that a thread's two rows of a tile see.
 template <class Traits>
-__device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
-                                               ForwardShared<Traits>& shared, int consumer) {
-  constexpr int kBlockN = Traits::kBlockN;
-  constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
+struct TileMask {
+  // Masks S of a block.
+  __device__ __forceinline__ void Apply(int block, float (&s)[Traits::kBlockN / 2]) const {
+    constexpr int kBlockN = Traits::kBlockN;
+    if (Traits::kLists) {
+      const int keys = args.k_len % kBlockN, limit[2] = {keys, keys};
+      if (block >= whole_end) MaskRows<false>(s, 0, limit);
+      return;
+    }
+    if (block >= whole_end) {
+      const int limit[2] = {min(end[0], args.k_len), min(end[1], args.k_len)};
+      MaskRows<false>(s, block * kBlockN, limit);
+    }
+    if (Traits::kRanges && block < whole_begin) MaskRows<true>(s, block * kBlockN, begin);
+  }
+
+  const ForwardArgs& args;
+  const int whole_begin, whole_end;  // blocks of which all rows see every key
+  const int (&begin)[2], (&end)[2];  // keys that each row sees
+};
+
+// A thread of a consumer warpgroup: its places in the rings, and the steps of the equations.
+template <class Traits>
+struct ForwardConsumer {
   using Element = typename Traits::Element;
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
+  static constexpr int kTurnThreads = 2 * kWarpgroupSize;
   using QTile = typename ForwardTiles<Traits>::Q;
   using KTile = typename ForwardTiles<Traits>::K;
   using VTile = typename ForwardTiles<Traits>::V;
-  constexpr int kTurnThreads = 2 * kWarpgroupSize;
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Traits::kConsumers;
-  const int thread = threadIdx.x % kWarpgroupSize;
-  const float scale_log2 = args.scale * kLog2E;
+  using Scores = float[kBlockN / 2];           // S or P: [64, kBlockN]
+  using ScoreOperand = uint32_t[kBlockN / 4];  // P, of Element
+  using Output = float[kValueDim / 2];         // O: [64, kValueDim]
+
+  const ForwardArgs& args;
+  ForwardShared<Traits>& shared;
+  const int consumer, my_turn, next_turn;
+  const float scale_log2;
   RingSlot<Traits::kQStages> q_slot;
   RingSlot<Traits::kStages> k_slot, v_slot;
-  if (consumer == Traits::kConsumers - 1) NamedBarrierArrive(next_turn, kTurnThreads);
+  // With kStoreByTma: the barrier of the Q whose place O of the last tile is leaving from.
+  Barrier* leaving = nullptr;
 
-  float s[kBlockN / 2];     // [64, kBlockN]
-  float o[kValueDim / 2];   // [64, kValueDim]
-  uint32_t p[kBlockN / 4];  // [64, kBlockN] of Element
-  OnlineSoftmax softmax;
+  __device__ __forceinline__ ForwardConsumer(const ForwardArgs& args_,
+                                             ForwardShared<Traits>& shared_, int consumer_)
+      : args(args_),
+        shared(shared_),
+        consumer(consumer_),
+        my_turn(1 + consumer_),
+        next_turn(1 + (consumer_ + 1) % Traits::kConsumers),
+        scale_log2(args_.scale * kLog2E) {}
 
-  const auto issue_s = [&] {  // S = Q K^T
+  // Begins S = Q K^T.
+  __device__ __forceinline__ void MultiplyScores(Scores& s) const {
     WgmmaFence();
     MatmulSharedShared<Element, kBlockN, kHeadDim>(s, shared.q[q_slot.stage].At(consumer * kWgmmaM),
                                                    QTile::kBlockBytes, shared.k[k_slot.stage].At(0),
                                                    KTile::kBlockBytes, false);
     WgmmaCommit();
-  };
-  const auto issue_o = [&] {  // O += P V
+  }
+
+  // Begins O += P V.
+  __device__ __forceinline__ void AddValues(ScoreOperand& p, Output& o) const {
     PinRegisters(p);
     WgmmaFence();
     MatmulRegisterShared<Element, kValueDim, kBlockN, Major::kMN>(
         o, p, shared.v[v_slot.stage].At(0), VTile::kBlockBytes, true);
     WgmmaCommit();
-  };
+  }
 
   // Frees a Q, and with it the description of the tile before. Every reader of Q calls it.
-  const auto free_q = [](Barrier* barrier) {
+  __device__ __forceinline__ static void FreeQ(Barrier* barrier) {
     Traits::kOneLaneReads ? ArriveWarp(barrier) : Arrive(barrier);
-  };
-  // With kStoreByTma: the barrier of the Q whose place O of the last tile is leaving from.
-  Barrier* leaving = nullptr;
-  const auto release_q = [&] {
-    if (leaving == nullptr) return;
-    if (thread % kWarpSize == 0) BulkWaitRead();
-    free_q(leaving);
-    leaving = nullptr;
-  };
+  }
 
+  // Frees the Q whose place O of the last tile has left.
+  __device__ __forceinline__ void FreeLeftQ() {
+    if (leaving == nullptr) return;
+    if (threadIdx.x % kWarpSize == 0) BulkWaitRead();
+    FreeQ(leaving);
+    leaving = nullptr;
+  }
+
+  // Computes P of a tile's first block, whose matmul runs alone.
+  __device__ __forceinline__ void FirstBlock(const TileMask<Traits>& mask, int block,
+                                             OnlineSoftmax& softmax, Scores& s, ScoreOperand& p,
+                                             Output& o) {
+    Wait(&shared.k_full[k_slot.stage], k_slot.parity);
+    NamedBarrierSync(my_turn, kTurnThreads);
+    MultiplyScores(s);
+    NamedBarrierArrive(next_turn, kTurnThreads);
+    FreeLeftQ();
+    WgmmaWait<0>();
+    PinRegisters(s);
+    ArriveWarp(&shared.k_empty[k_slot.stage]);
+    k_slot.Advance();
+    mask.Apply(block, s);
+    softmax.UpdateMax<true>(0, s, scale_log2);
+    softmax.UpdateMax<true>(1, s, scale_log2);
+    softmax.Exponentiate(0, s, scale_log2);
+    softmax.Exponentiate(1, s, scale_log2);
+    if (args.merge) softmax.Rescale(o);
+    PackOperand<Element>(s, p);
+  }
+
+  // Computes P of a block, and adds P V of the block before to O. The exponentials of row 0 run in
+  // parallel with the matmul with V, row 1's come after it.
+  template <bool kMasked>
+  __device__ __forceinline__ void NextBlock(const TileMask<Traits>& mask, int block,
+                                            OnlineSoftmax& softmax, Scores& s, ScoreOperand& p,
+                                            Output& o) {
+    Wait(&shared.k_full[k_slot.stage], k_slot.parity);
+    NamedBarrierSync(my_turn, kTurnThreads);
+    MultiplyScores(s);
+    Wait(&shared.v_full[v_slot.stage], v_slot.parity);
+    AddValues(p, o);
+    NamedBarrierArrive(next_turn, kTurnThreads);
+    WgmmaWait<1>();
+    PinRegisters(s);
+    if (kMasked) mask.Apply(block, s);
+    softmax.UpdateMax<kMasked>(0, s, scale_log2);
+    softmax.OrderRows();
+    softmax.UpdateMax<kMasked>(1, s, scale_log2);
+    softmax.Exponentiate(0, s, scale_log2);
+    ArriveWarpAfter(&shared.k_empty[k_slot.stage], s[OnlineSoftmax::Index(0, kBlockN / 4 - 1)]);
+    k_slot.Advance();
+    WgmmaWait<0>();
+    PinRegisters(o);
+    ArriveWarp(&shared.v_empty[v_slot.stage]);
+    v_slot.Advance();
+    softmax.Exponentiate(1, s, scale_log2);
+    softmax.Rescale(o);
+    PackOperand<Element>(s, p);
+  }
+
+  // Adds P V of a tile's last block to O.
+  __device__ __forceinline__ void LastValues(ScoreOperand& p, Output& o) {
+    Wait(&shared.v_full[v_slot.stage], v_slot.parity);
+    AddValues(p, o);
+    WgmmaWait<0>();
+    PinRegisters(o);
+    ArriveWarp(&shared.v_empty[v_slot.stage]);
+    v_slot.Advance();
+  }
+
+  __device__ __forceinline__ void Run();
+};
+
+template <class Traits>
+__device__ __forceinline__ void ForwardConsumer<Traits>::Run() {
+  const int thread = threadIdx.x % kWarpgroupSize;
+  if (consumer == Traits::kConsumers - 1) NamedBarrierArrive(next_turn, kTurnThreads);
+  Scores s;
+  Output o;
+  ScoreOperand p;
+  OnlineSoftmax softmax;
   for (;; q_slot.Advance()) {
     Wait(&shared.q_full[q_slot.stage], q_slot.parity);
     const TileInfo& place = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
@@ -164,18 +273,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         end[r] = args.visible.end[row];
       }
     }
-    const auto mask = [&](int block) {
-      if (Traits::kLists) {
-        const int keys = args.k_len % kBlockN, limit[2] = {keys, keys};
-        if (block >= whole_end) MaskRows<false>(s, 0, limit);
-        return;
-      }
-      if (block >= whole_end) {
-        const int limit[2] = {min(end[0], args.k_len), min(end[1], args.k_len)};
-        MaskRows<false>(s, block * kBlockN, limit);
-      }
-      if (Traits::kRanges && block < whole_begin) MaskRows<true>(s, block * kBlockN, begin);
-    };
+    const TileMask<Traits> mask = {args, whole_begin, whole_end, begin, end};
     if (args.merge) {
       ForwardResume<Traits>(args, tile, tile.row + row_in_tile, softmax, o);
     } else {
@@ -186,63 +284,21 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
 
     int block = tile.block_end - 1;
     if (block >= block_begin) {
-      Wait(&shared.k_full[k_slot.stage], k_slot.parity);
-      NamedBarrierSync(my_turn, kTurnThreads);
-      issue_s();
-      NamedBarrierArrive(next_turn, kTurnThreads);
-      release_q();
-      WgmmaWait<0>();
-      PinRegisters(s);
-      ArriveWarp(&shared.k_empty[k_slot.stage]);
-      k_slot.Advance();
-      mask(block);
-      softmax.UpdateMax<true>(0, s, scale_log2);
-      softmax.UpdateMax<true>(1, s, scale_log2);
-      softmax.Exponentiate(0, s, scale_log2);
-      softmax.Exponentiate(1, s, scale_log2);
-      if (args.merge) softmax.Rescale(o);
-      PackOperand<Element>(s, p);
-      // The exponentials of row 0 run in parallel with the matmul with V, row 1's come after it.
-      const auto step = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
-        Wait(&shared.k_full[k_slot.stage], k_slot.parity);
-        NamedBarrierSync(my_turn, kTurnThreads);
-        issue_s();
-        Wait(&shared.v_full[v_slot.stage], v_slot.parity);
-        issue_o();
-        NamedBarrierArrive(next_turn, kTurnThreads);
-        WgmmaWait<1>();
-        PinRegisters(s);
-        if (kMasked) mask(block);
-        softmax.UpdateMax<kMasked>(0, s, scale_log2);
-        softmax.OrderRows();
-        softmax.UpdateMax<kMasked>(1, s, scale_log2);
-        softmax.Exponentiate(0, s, scale_log2);
-        ArriveWarpAfter(&shared.k_empty[k_slot.stage], s[OnlineSoftmax::Index(0, kBlockN / 4 - 1)]);
-        k_slot.Advance();
-        WgmmaWait<0>();
-        PinRegisters(o);
-        ArriveWarp(&shared.v_empty[v_slot.stage]);
-        v_slot.Advance();
-        softmax.Exponentiate(1, s, scale_log2);
-        softmax.Rescale(o);
-        PackOperand<Element>(s, p);
-      };
-      for (--block; block >= max(block_begin, whole_end); --block) step(std::true_type());
+      FirstBlock(mask, block, softmax, s, p, o);
+      for (--block; block >= max(block_begin, whole_end); --block) {
+        NextBlock<true>(mask, block, softmax, s, p, o);
+      }
 #pragma unroll 1
-      for (; block >= max(block_begin, whole_begin); --block) step(std::false_type());
+      for (; block >= max(block_begin, whole_begin); --block) {
+        NextBlock<false>(mask, block, softmax, s, p, o);
+      }
 #pragma unroll 1
-      for (; block >= block_begin; --block) step(std::true_type());
-      if (!Traits::kStoreByTma) free_q(&shared.q_empty[q_slot.stage]);
-      Wait(&shared.v_full[v_slot.stage], v_slot.parity);
-      issue_o();
-      WgmmaWait<0>();
-      PinRegisters(o);
-      ArriveWarp(&shared.v_empty[v_slot.stage]);
-      v_slot.Advance();
+      for (; block >= block_begin; --block) NextBlock<true>(mask, block, softmax, s, p, o);
+      if (!Traits::kStoreByTma) FreeQ(&shared.q_empty[q_slot.stage]);
+      LastValues(p, o);
     } else {
-      if (!Traits::kStoreByTma) free_q(&shared.q_empty[q_slot.stage]);
-      release_q();
+      if (!Traits::kStoreByTma) FreeQ(&shared.q_empty[q_slot.stage]);
+      FreeLeftQ();
     }
     if constexpr (Traits::kOneLaneReads) {  // computed again, to save registers
       own.batch = ReadByOneLane(place.batch);
@@ -254,7 +310,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
                                                                   thread / kWarpSize * kWarpRows)));
     if (Traits::kStoreByTma) leaving = &shared.q_empty[q_slot.stage];
   }
-  release_q();
+  FreeLeftQ();
 }
 
 template <class Traits>
@@ -275,7 +331,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     if (threadIdx.x == 0) ForwardProducer<Traits>(args, shared).Run();
   } else {
     IncreaseRegisters<Traits::kConsumerRegisters>();
-    ForwardConsume<Traits>(args, shared, warpgroup - 1);
+    ForwardConsumer<Traits>(args, shared, warpgroup - 1).Run();
   }
 }
 
