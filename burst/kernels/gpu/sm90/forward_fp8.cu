@@ -131,167 +131,225 @@ __device__ __forceinline__ int RowInTile(int consumer) {
   return consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
 }
 
+using Fp8Scores = float[64];      // S or P: [64, kBlockN]
+using Fp8Output = float[64];      // O, or P V of a block: [64, head_dim]
+using Fp8Operand = uint32_t[16];  // P: [64, kBlockN] of e4m3
+
+// A tile's mask, scales and softmax, for a consumer.
 template <class Traits>
-__device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
-                                                  ForwardShared<Traits>& shared, int consumer) {
-  constexpr int kBlockN = Traits::kBlockN;
+struct Fp8Tile {
+  __device__ __forceinline__ Fp8Tile(const Fp8ForwardArgs& args_, const TileInfo& info_,
+                                     int consumer_, ScaledSoftmax& softmax_)
+      : args(args_),
+        info(info_),
+        softmax(softmax_),
+        consumer(consumer_),
+        block_begin(info_.block_begin) {
+    const int batch_head = info.batch * args.num_heads + info.head;
+    q_scale = args.scale * kLog2E *
+              __ldg(args.q_scales + batch_head * args.q_blocks + info.row / Traits::kBlockN);
+    first_scale = batch_head / args.heads_per_kv * args.k_blocks;
+  }
+
+  // Masks S of a block. The rows' visible ranges are read again for each, to save registers.
+  __device__ __forceinline__ void Mask(int block, Fp8Scores& s) const {
+    constexpr int kBlockN = Traits::kBlockN;
+    if (Traits::kRanges) {
+      const int64_t first = info.batch * args.visible.batch_stride;
+      const auto limits = [&](const int32_t* of_rows, int(&limit)[2]) {
+        const int row = info.row + RowInTile(consumer);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          limit[r] = __ldg(of_rows + first + min(row + 8 * r, args.q_len - 1));
+        }
+      };
+      int limit[2];
+      if (block >= info.whole_end) {
+        limits(args.visible.end, limit);
+        limit[0] = min(limit[0], args.k_len);
+        limit[1] = min(limit[1], args.k_len);
+        MaskRows<false>(s, block * kBlockN, limit);
+      }
+      if (block < info.whole_begin) {
+        limits(args.visible.begin, limit);
+        MaskRows<true>(s, block * kBlockN, limit);
+      }
+    } else if (block >= info.whole_end) {
+      const int keys = args.k_len % kBlockN, limit[2] = {keys, keys};
+      MaskRows<false>(s, 0, limit);
+    }
+  }
+
+  // Loads the scales of the next block.
+  __device__ __forceinline__ void LoadScales(int block) {
+    if (block < block_begin) return;
+    if (Traits::kLists) block = __ldg(args.blocks.key_list + block);
+    const int place = first_scale + block;
+    next_k_scale = __ldg(args.k_scales + place);
+    next_v_scale = __ldg(args.v_scales + place);
+  }
+
+  // Makes the next block's scale of V the unit of O, once the softmax has its maximum.
+  __device__ __forceinline__ void ChangeUnits() {
+    const float ratio = __fdividef(v_scale, next_v_scale);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) units[r] = softmax.correction[r] * ratio;
+    v_scale = next_v_scale;
+  }
+
+  __device__ __forceinline__ void AddValues(const Fp8Output& pv, Fp8Output& o) const {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], units[i / 2 % 2], pv[i]);
+  }
+
+  const Fp8ForwardArgs& args;
+  const TileInfo& info;
+  ScaledSoftmax& softmax;
+  const int consumer, block_begin;
+  int first_scale;    // place of the KV head's first scale
+  float q_scale;      // of Q, times softmax_scale log2 e
+  float v_scale = 1;  // of the last block: the units of O
+  float next_k_scale = 0, next_v_scale = 1;
+  float units[2];  // factor of O before the next P V is added
+};
+
+// A thread of a consumer warpgroup: its places in the rings, and the steps of the equations.
+template <class Traits>
+struct Fp8ForwardConsumer {
+  static_assert(Traits::kQStages == 2 && Traits::kStages == 4, "");
+
+  const Fp8ForwardArgs& args;
+  ForwardShared<Traits>& shared;
+  const int consumer;
   // Counts the tiles of Q and the blocks of K so far; V is one block behind. These counts give the
   // next slot of each ring, and the parity of its use.
   unsigned tiles = 0, blocks = 0;
-  static_assert(Traits::kQStages == 2 && Traits::kStages == 4, "");
-  const auto q_stage = [&] { return tiles % 2; };
-  const auto stage = [](unsigned index) { return index % 4; };
-  const auto parity = [](unsigned index) { return index / 4 % 2; };
 
-  float s[64];     // [64, kBlockN]
-  float pv[64];    // [64, head_dim], of a block
-  float o[64];     // [64, head_dim]
-  uint32_t p[16];  // [64, kBlockN] of e4m3
-  ScaledSoftmax softmax;
+  __device__ __forceinline__ Fp8ForwardConsumer(const Fp8ForwardArgs& args_,
+                                                ForwardShared<Traits>& shared_, int consumer_)
+      : args(args_), shared(shared_), consumer(consumer_) {}
 
-  const auto issue_s = [&] {  // S = Q K^T
+  __device__ __forceinline__ unsigned QStage() const { return tiles % 2; }
+  __device__ __forceinline__ static unsigned Stage(unsigned index) { return index % 4; }
+  __device__ __forceinline__ static unsigned Parity(unsigned index) { return index / 4 % 2; }
+
+  // Begins S = Q K^T.
+  __device__ __forceinline__ void MultiplyScores(Fp8Scores& s) const {
     WgmmaFence();
-    Fp8MatmulSharedShared(s, shared.q[q_stage()].At(consumer * kWgmmaM),
-                          shared.k[stage(blocks)].At(0));
+    Fp8MatmulSharedShared(s, shared.q[QStage()].At(consumer * kWgmmaM),
+                          shared.k[Stage(blocks)].At(0));
     WgmmaCommit();
-  };
-  const auto issue_pv = [&] {
+  }
+
+  // Begins P V.
+  __device__ __forceinline__ void MultiplyValues(Fp8Operand& p, Fp8Output& pv) const {
     PinRegisters(p);
     WgmmaFence();
-    Fp8MatmulRegisterShared(pv, p, shared.v[stage(blocks - 1)].At(0));
+    Fp8MatmulRegisterShared(pv, p, shared.v[Stage(blocks - 1)].At(0));
     WgmmaCommit();
-  };
+  }
 
+  // Computes P of a tile's first block, whose matmul runs alone.
+  __device__ __forceinline__ void FirstBlock(int block, Fp8Tile<Traits>& tile, Fp8Scores& s,
+                                             Fp8Operand& p) {
+    ScaledSoftmax& softmax = tile.softmax;
+    tile.LoadScales(block);
+    Wait(&shared.k_full[Stage(blocks)], Parity(blocks));
+    MultiplyScores(s);
+    const float scale = tile.q_scale * tile.next_k_scale;
+    WgmmaWait<0>();
+    PinRegisters(s);
+    ArriveWarp(&shared.k_empty[Stage(blocks)]);
+    ++blocks;
+    tile.Mask(block, s);
+    softmax.UpdateMax<true>(0, s, scale);
+    softmax.UpdateMax<true>(1, s, scale);
+    softmax.Exponentiate(0, s, scale);
+    softmax.Exponentiate(1, s, scale);
+    tile.ChangeUnits();
+    tile.LoadScales(block - 1);
+    PackFp8Operand(s, p);
+  }
+
+  // Computes P of a block, and adds P V of the block before to O.
+  template <bool kMasked>
+  __device__ __forceinline__ void NextBlock(int block, Fp8Tile<Traits>& tile, Fp8Scores& s,
+                                            Fp8Operand& p, Fp8Output& pv, Fp8Output& o) {
+    ScaledSoftmax& softmax = tile.softmax;
+    Wait(&shared.k_full[Stage(blocks)], Parity(blocks));
+    MultiplyScores(s);
+    Wait(&shared.v_full[Stage(blocks - 1)], Parity(blocks - 1));
+    MultiplyValues(p, pv);
+    const float scale = tile.q_scale * tile.next_k_scale;
+    WgmmaWait<1>();
+    PinRegisters(s);
+    if (kMasked) tile.Mask(block, s);
+    softmax.UpdateMax<kMasked>(0, s, scale);
+    softmax.UpdateMax<kMasked>(1, s, scale);
+    // Arrives after both maxima, which ptxas would otherwise move behind the wait for P V. The
+    // exponentials come after that wait and run in parallel with the additions to O.
+    ArriveWarpAfter(&shared.k_empty[Stage(blocks)], softmax.correction[0] + softmax.correction[1]);
+    WgmmaWait<0>();
+    PinRegisters(pv);
+    ArriveWarp(&shared.v_empty[Stage(blocks - 1)]);
+    ++blocks;
+    softmax.Exponentiate(0, s, scale);
+    tile.AddValues(pv, o);
+    softmax.Exponentiate(1, s, scale);
+    tile.ChangeUnits();
+    tile.LoadScales(block - 1);
+    PackFp8Operand(s, p);
+  }
+
+  // Adds P V of a tile's last block to O.
+  __device__ __forceinline__ void LastValues(const Fp8Tile<Traits>& tile, Fp8Operand& p,
+                                             Fp8Output& pv, Fp8Output& o) {
+    Wait(&shared.v_full[Stage(blocks - 1)], Parity(blocks - 1));
+    MultiplyValues(p, pv);
+    WgmmaWait<0>();
+    PinRegisters(pv);
+    ArriveWarp(&shared.v_empty[Stage(blocks - 1)]);
+    tile.AddValues(pv, o);
+  }
+
+  __device__ __forceinline__ void Run();
+};
+
+template <class Traits>
+__device__ __forceinline__ void Fp8ForwardConsumer<Traits>::Run() {
+  Fp8Scores s;
+  Fp8Output pv, o;
+  Fp8Operand p;
+  ScaledSoftmax softmax;
   for (;; ++tiles) {
-    Wait(&shared.q_full[q_stage()], tiles / 2 % 2);
-    const TileInfo& tile = shared.tile[tiles % 4];
-    if (tile.batch < 0) break;
-    const int block_begin = tile.block_begin;
-    // The rows' visible ranges are read again for every masked block, to save registers.
-    const auto mask = [&](int block) {
-      if (Traits::kRanges) {
-        const int64_t first = tile.batch * args.visible.batch_stride;
-        const auto limits = [&](const int32_t* of_rows, int(&limit)[2]) {
-          const int row = tile.row + RowInTile(consumer);
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            limit[r] = __ldg(of_rows + first + min(row + 8 * r, args.q_len - 1));
-          }
-        };
-        int limit[2];
-        if (block >= tile.whole_end) {
-          limits(args.visible.end, limit);
-          limit[0] = min(limit[0], args.k_len);
-          limit[1] = min(limit[1], args.k_len);
-          MaskRows<false>(s, block * kBlockN, limit);
-        }
-        if (block < tile.whole_begin) {
-          limits(args.visible.begin, limit);
-          MaskRows<true>(s, block * kBlockN, limit);
-        }
-      } else if (block >= tile.whole_end) {
-        const int keys = args.k_len % kBlockN, limit[2] = {keys, keys};
-        MaskRows<false>(s, 0, limit);
-      }
-    };
-
-    const int batch_head = tile.batch * args.num_heads + tile.head;
-    const float q_scale = args.scale * kLog2E *
-                          __ldg(args.q_scales + batch_head * args.q_blocks + tile.row / kBlockN);
-    const int first_scale = batch_head / args.heads_per_kv * args.k_blocks;
-    const auto key_block = [&](int block) -> int {
-      if (Traits::kLists) block = __ldg(args.blocks.key_list + block);
-      return first_scale + block;
-    };
-    float v_scale = 1, next_k_scale = 0, next_v_scale = 1;
-    const auto load_scales = [&](int block) {
-      if (block < block_begin) return;
-      const int index = key_block(block);
-      next_k_scale = __ldg(args.k_scales + index);
-      next_v_scale = __ldg(args.v_scales + index);
-    };
+    Wait(&shared.q_full[QStage()], tiles / 2 % 2);
+    const TileInfo& info = shared.tile[tiles % 4];
+    if (info.batch < 0) break;
+    Fp8Tile<Traits> tile(args, info, consumer, softmax);
     if (args.merge) {
-      Fp8ForwardResume(args, tile, tile.row + RowInTile(consumer), softmax, o);
+      Fp8ForwardResume(args, info, info.row + RowInTile(consumer), softmax, o);
     } else {
       softmax.Reset();
 #pragma unroll
-      for (float& x : o) x = 0;
+      for (int i = 0; i < 64; ++i) o[i] = 0;
     }
-
-    int block = tile.block_end - 1;
-    if (block >= block_begin) {
-      load_scales(block);
-      float units[2];  // factor of O before the next PV is added
-      const auto change_units = [&] {
-        const float ratio = __fdividef(v_scale, next_v_scale);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) units[r] = softmax.correction[r] * ratio;
-        v_scale = next_v_scale;
-      };
-      const auto add_pv = [&] {
-#pragma unroll
-        for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], units[i / 2 % 2], pv[i]);
-      };
-
-      Wait(&shared.k_full[stage(blocks)], parity(blocks));
-      issue_s();
-      float scale = q_scale * next_k_scale;
-      WgmmaWait<0>();
-      PinRegisters(s);
-      ArriveWarp(&shared.k_empty[stage(blocks)]);
-      ++blocks;
-      mask(block);
-      softmax.UpdateMax<true>(0, s, scale);
-      softmax.UpdateMax<true>(1, s, scale);
-      softmax.Exponentiate(0, s, scale);
-      softmax.Exponentiate(1, s, scale);
-      change_units();
-      load_scales(block - 1);
-      PackFp8Operand(s, p);
-      const auto step = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
-        Wait(&shared.k_full[stage(blocks)], parity(blocks));
-        issue_s();
-        Wait(&shared.v_full[stage(blocks - 1)], parity(blocks - 1));
-        issue_pv();
-        scale = q_scale * next_k_scale;
-        WgmmaWait<1>();
-        PinRegisters(s);
-        if (kMasked) mask(block);
-        softmax.UpdateMax<kMasked>(0, s, scale);
-        softmax.UpdateMax<kMasked>(1, s, scale);
-        // Arrives after both maxima, which ptxas would otherwise move behind the wait for P V. The
-        // exponentials come after that wait and run in parallel with the additions to O.
-        ArriveWarpAfter(&shared.k_empty[stage(blocks)],
-                        softmax.correction[0] + softmax.correction[1]);
-        WgmmaWait<0>();
-        PinRegisters(pv);
-        ArriveWarp(&shared.v_empty[stage(blocks - 1)]);
-        ++blocks;
-        softmax.Exponentiate(0, s, scale);
-        add_pv();
-        softmax.Exponentiate(1, s, scale);
-        change_units();
-        load_scales(block - 1);
-        PackFp8Operand(s, p);
-      };
-      for (--block; block >= max(block_begin, tile.whole_end); --block) step(std::true_type());
-      const int whole_begin = max(block_begin, tile.whole_begin);
+    int block = info.block_end - 1;
+    if (block >= tile.block_begin) {
+      FirstBlock(block, tile, s, p);
+      for (--block; block >= max(tile.block_begin, info.whole_end); --block) {
+        NextBlock<true>(block, tile, s, p, pv, o);
+      }
+      const int whole_begin = max(tile.block_begin, info.whole_begin);
 #pragma unroll 1
-      for (; block >= whole_begin; --block) step(std::false_type());
+      for (; block >= whole_begin; --block) NextBlock<false>(block, tile, s, p, pv, o);
 #pragma unroll 1
-      for (; block >= block_begin; --block) step(std::true_type());
-      Arrive(&shared.q_empty[q_stage()]);
-      Wait(&shared.v_full[stage(blocks - 1)], parity(blocks - 1));
-      issue_pv();
-      WgmmaWait<0>();
-      PinRegisters(pv);
-      ArriveWarp(&shared.v_empty[stage(blocks - 1)]);
-      add_pv();
+      for (; block >= tile.block_begin; --block) NextBlock<true>(block, tile, s, p, pv, o);
+      Arrive(&shared.q_empty[QStage()]);
+      LastValues(tile, p, pv, o);
     } else {
-      Arrive(&shared.q_empty[q_stage()]);
+      Arrive(&shared.q_empty[QStage()]);
     }
-    Fp8ForwardFinish<Traits>(args, tile, tile.row + RowInTile(consumer), softmax, o, v_scale);
+    Fp8ForwardFinish<Traits>(args, info, info.row + RowInTile(consumer), softmax, o, tile.v_scale);
   }
 }
 
@@ -313,7 +371,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     if (threadIdx.x == 0) ForwardProducer<Traits>(args, shared).Run();
   } else {
     IncreaseRegisters<Traits::kConsumerRegisters>();
-    Fp8ForwardConsume<Traits>(args, shared, warpgroup - 1);
+    Fp8ForwardConsumer<Traits>(args, shared, warpgroup - 1).Run();
   }
 }
 
