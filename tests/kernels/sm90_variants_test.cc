@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "burst/kernels/gpu/sm90/variant_choice.h"
+#include "burst/kernels/gpu/sm90/variants.h"
 #include "burst/kernels/limits.h"
 
 namespace burst {

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "burst/kernels/gpu/sm90/head_splits.h"
-#include "burst/kernels/gpu/sm90/variant_choice.h"
+#include "burst/kernels/gpu/sm90/variants.h"
 
 namespace burst {
 namespace sm90 {

@@ -16,6 +16,7 @@
 
 #include "burst/kernels/gpu/sm90/forward.cuh"
 #include "burst/kernels/gpu/sm90/online_softmax.cuh"
+#include "burst/kernels/gpu/sm90/quantize_fp8.h"
 #include "burst/kernels/gpu/sm90/tensor_map.h"
 #include "burst/kernels/gpu/sm90/wgmma_fp8.cuh"
 

@@ -3,7 +3,7 @@
 The build compiles each row into an object of its own (BUILD). variants.h makes a type of each row.
 
 The first row of a pass that fits a call computes it. A row fits if its head_dim is at least the
-call's, if the masks are equal, and if `when` holds. Call in variant_choice.h has the names that
+call's, if the masks are equal, and if `when` holds. Call in variants.h has the names that
 `when` uses. A head_dim that is a pair is (head_dim, value_dim), for calls whose v has another width.
 
 A row is (name, head_dim, mask, tiles, when). The mask is kFull (every key), kRanges (KeyRanges) or
