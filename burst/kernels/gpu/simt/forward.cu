@@ -9,7 +9,7 @@ namespace simt {
 namespace {
 
 // The running softmax of a thread's rows, and the keys [begin, end) that each of them sees. It
-// refers to the kernel's arrays, because arrays in it would take other registers.
+// refers to the kernel's arrays: with arrays of its own, one variant spills more registers.
 template <typename T, class Tile>
 struct Softmax {
   static constexpr int kN = Tile::kPerThread;
