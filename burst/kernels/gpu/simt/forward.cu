@@ -134,7 +134,7 @@ __global__ __launch_bounds__(kThreads,
   const int head_dim = static_cast<int>(shape.head_dim);
   const int value_dim = static_cast<int>(shape.value_dim);
   const T scale = static_cast<T>(shape.softmax_scale);
-  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+  const int y = threadIdx.x / kSide;
   const Visible visible(shape, b);
   const ChangedScores<T> changed(shape, b, h);
 
