@@ -5,11 +5,12 @@
 
 LIBRARY is libburst_sm90.so. NAME=LIBRARY is another build, for example an earlier commit's. FlashAttention-3 is
 called through JAX's FFI, and flash_attention3.py names its library. PyTorch calls cuDNN ("cudnn"). The option
-frontend also calls it through its own frontend ("cudnn frontend").
+frontend also calls it through its own frontend ("cudnn frontend"), and fa4 FlashAttention-4's kernels for Hopper.
 
 Options:
 - forward or backward (else both), quick (up to 16K tokens) or few (eleven cases), only=REGEX
 - frontend: needs the package nvidia-cudnn-frontend
+- fa4: needs the packages flash-attn-4 and nvidia-cutlass-dsl[cu13]
 - layouts: the frontend may also lay the inputs out as [batch, heads, tokens, head_dim], before the calls
 - hot (the default), rested or both: regimes
 - rounds=N (9), seconds=N (after which no case begins), FILE.json (where to write)
@@ -21,9 +22,9 @@ limit is faster after a side that took less power.
 - hot: a turn is calls for about 30 ms, by wall clock. The GPU is at its power limit.
 - rested: a turn is a pause, zeros that fill the L2 cache, and one call, by events.
 
-Our backward is timed in a fixed order (the default) and free, and so is the frontend's. The other peers' backward
-passes are free. First, every side's results are compared with the first peer's. A peer that fails is left out, and
-its error is printed.
+Our backward is timed in a fixed order (the default) and free, and so are the frontend's and FlashAttention-4's. The
+other peers' backward passes are free. First, every side's results are compared with the first peer's. A peer that
+fails is left out, and its error is printed.
 """
 
 import itertools
@@ -79,7 +80,7 @@ class Side:
 
 
 def is_peer(name):
-    return name.startswith(("fa3", "cudnn"))
+    return name.startswith(("fa3", "fa4", "cudnn"))
 
 
 def our_sides(libraries, case, backward):
@@ -117,11 +118,13 @@ def pytorch_side(case, backward):
 class Peers:
     """The peers that the command line names, as sides of cases."""
 
-    def __init__(self, fa3, frontend, layouts):
-        self.fa3 = self.frontend = None
+    def __init__(self, fa3, fa4, frontend, layouts):
+        self.fa3 = self.fa4 = self.frontend = None
         self.versions, self.failed, self.of_case = {"cudnn": torch.backends.cudnn.version()}, {}, {}
         if fa3:
             self._attempt("fa3", lambda: self._load_fa3(fa3))
+        if fa4:
+            self._attempt("fa4", self._load_fa4)
         if frontend:
             self._attempt("cudnn frontend", lambda: self._load_frontend(layouts))
 
@@ -129,6 +132,11 @@ class Peers:
         import flash_attention3
         flash_attention3.load(path)
         self.fa3 = flash_attention3
+
+    def _load_fa4(self):
+        import flash_attention4
+        self.fa4 = flash_attention4
+        self.versions.update(flash_attention4.versions())
 
     def _load_frontend(self, layouts):
         import cudnn_frontend
@@ -149,23 +157,26 @@ class Peers:
         self.failed, self.of_case = {}, {}
         if self.fa3 and case.value_dim == case.dim:
             self.of_case["fa3"] = self._attempt("fa3", lambda: self.fa3.FlashAttention3(case))
+        if self.fa4:
+            self.of_case["fa4"] = self._attempt("fa4", lambda: self.fa4.FlashAttention4(case))
         if self.frontend and case.mask in ("full", "causal"):
             self.of_case["frontend"] = self._attempt(
                 "cudnn frontend", lambda: self.frontend.Frontend(case, self.layouts))
 
     def sides(self, case, backward):
-        fa3, frontend = (self.of_case.get(name) for name in ("fa3", "frontend"))
+        fa3, fa4, frontend = (self.of_case.get(name) for name in ("fa3", "fa4", "frontend"))
         makers = {}
         if fa3:
             call = fa3.backward if backward else fa3.forward
             makers["fa3"] = lambda: Side(call, self.fa3.wait, lambda: fa3.in_order(call))
         if case.mask in ("full", "causal"):
             makers["cudnn"] = lambda: pytorch_side(case, backward)
-        if frontend and backward:
-            makers["cudnn frontend"] = lambda: Side(frontend.backward(deterministic=False))
-            makers["cudnn frontend" + FIXED] = lambda: Side(frontend.backward(deterministic=True))
-        elif frontend:
-            makers["cudnn frontend"] = lambda: Side(frontend.forward())
+        for name, peer in (("fa4", fa4), ("cudnn frontend", frontend)):
+            if peer and backward:
+                makers[name] = lambda peer=peer: Side(peer.backward(deterministic=False))
+                makers[name + FIXED] = lambda peer=peer: Side(peer.backward(deterministic=True))
+            elif peer:
+                makers[name] = lambda peer=peer: Side(peer.forward())
         sides = {}
         for name, make in makers.items():
             side = self._attempt(name, make)
@@ -310,7 +321,7 @@ def main():
         key, equals, value = argument.partition("=")
         if argument in ("forward", "backward"):
             passes = (argument == "backward",)
-        elif argument in ("quick", "few", "frontend", "layouts", "hot", "rested"):
+        elif argument in ("quick", "few", "frontend", "fa4", "layouts", "hot", "rested"):
             words.add(argument)
         elif argument.endswith(".json"):
             path = argument
@@ -329,7 +340,7 @@ def main():
         sys.exit(f"attention_peers.py needs LIBRARY\n\n{__doc__}")
     if "layouts" in words and "frontend" not in words:
         sys.exit("attention_peers.py: layouts: must come with frontend; got layouts alone; add frontend")
-    peers = Peers(paths.pop("fa3", None), "frontend" in words, "layouts" in words)
+    peers = Peers(paths.pop("fa3", None), "fa4" in words, "frontend" in words, "layouts" in words)
     libraries = {name: base.Kernels(library) for name, library in paths.items()}
     regimes = [regime for regime in ("rested", "hot") if regime in words] or ["hot"]
     print(torch.cuda.get_device_name(), torch.__version__, peers.versions, flush=True)

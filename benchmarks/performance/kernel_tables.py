@@ -100,6 +100,25 @@ def regimes():
     return ["pass", "shape", "regime", "ours", "ours, free", "FA3", "cuDNN by PyTorch", "cuDNN", "cuDNN, fixed order"], rows
 
 
+def peers_h100():
+    """Attention in bf16 on an H100 in TFLOP/s, at the power limit. FA4: flash-attn-4 4.0.0b36, its path for Hopper.
+
+    The last columns divide our rate in a fixed order by FA4's, and our free rate (a forward's only rate) by the fastest
+    peer's."""
+    rows = []
+    for row in load("attention_peers_h100")["rows"]:
+        rates = row["tflops"]
+        dims = str(row["head_dim"]) if row["value_dim"] == row["head_dim"] else "%(head_dim)d/%(value_dim)d" % row
+        best = max(rates[name] for name in ("fa3", "fa4", "cudnn") if name in rates)
+        rows.append([row["pass"], "%d x %s, %d on %d, D=%s, %s" % (row["batch"], number(row["tokens"]), row["heads"],
+                                                                   row["kv_heads"], dims, row["mask"]),
+                     number(rates["ours"]), number(rates.get("ours free")), number(rates.get("fa3")), number(rates["fa4"]),
+                     number(rates.get("fa4 fixed order")), number(rates["cudnn"]),
+                     ratio(rates["ours"], rates.get("fa4 fixed order")), ratio(rates.get("ours free", rates["ours"]), best)])
+    return ["pass", "shape", "ours", "ours, free", "FA3", "FA4", "FA4, fixed order", "cuDNN", "to FA4, fixed order",
+            "to the fastest"], rows
+
+
 def masks():
     """Masks from PyTorch, one H200, against our causal mask and compiled FlexAttention.
 
