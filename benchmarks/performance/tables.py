@@ -282,11 +282,12 @@ def convergence():
 
 
 def cpu_pytorch():
-    """Whole steps of GPT-2 124M on a CPU next to PyTorch, milliseconds of a step by the clock, both with AVX2."""
-    rows = [[row["shape"], row["dtype"], number(row["threads"])] +
+    """Whole steps of GPT-2 124M on AMD EPYC processors next to PyTorch, milliseconds of a step by the clock."""
+    rows = [[row["machine"], row["instructions"], row["shape"], row["dtype"], number(row["threads"])] +
             [number(row[side]["step_ms"]) for side in ("burst", "eager", "compiled")] + [number(row["ratio"], 2)]
             for row in load("cpu_pytorch_2_cores")["rows"]]
-    return ["batch x tokens", "dtype", "threads", "ms", "eager PyTorch, ms", "compiled, ms", "ratio to the faster"], rows
+    return ["machine", "instructions", "batch x tokens", "dtype", "threads", "ms", "eager PyTorch, ms", "compiled, ms",
+            "ratio to the faster"], rows
 
 
 def cpu_attention():
