@@ -23,6 +23,28 @@ if hasattr(torch.library, "custom_op"):
     from . import _op
 
 
+class _OnlyOnce(torch.autograd.Function):
+    """Passes gradients on, and refuses to differentiate them: kernels have no second derivatives."""
+
+    @staticmethod
+    def forward(ctx, *gradients):
+        return tuple(x.view_as(x) for x in gradients)
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError("attention: must be differentiated once; got a second derivative, which kernels do not "
+                           "have; use torch's scaled_dot_product_attention with SDPBackend.MATH")
+
+
+def _refuse_twice(gradients):
+    """Returns the gradients as results that cannot be differentiated again, where a graph of them is made."""
+    if not torch.is_grad_enabled():
+        return gradients
+    found = [x.detach().requires_grad_() for x in gradients if x is not None]
+    kept = iter(_OnlyOnce.apply(*found))
+    return [x if x is None else next(kept) for x in gradients]
+
+
 class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sinks, group, call, needs_grad, seed, drawn):
@@ -36,13 +58,13 @@ class AttentionFunction(torch.autograd.Function):
         return out, lse, max_logit
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse, _):
         q, k, v, sinks, out, lse = ctx.saved_tensors
-        if dout is None:
-            dout = torch.zeros_like(out)
-        gradients = backward(q, k, v, sinks, out, lse, dout.to(out.dtype), dlse, ctx.state, ctx.seed)
-        return (*gradients, None, None, None, None, None)
+        with torch.no_grad():
+            if dout is None:
+                dout = torch.zeros_like(out)
+            gradients = backward(q, k, v, sinks, out, lse, dout.to(out.dtype), dlse, ctx.state, ctx.seed)
+        return (*_refuse_twice(gradients), None, None, None, None, None)
 
 
 def _any_requires_grad(*tensors):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from . import _ranks
+from . import _transformers_models as models
 from ._transformers import Served, _meet, check_arguments, check_version, put
 from ._transformers_positions import ints
 from .layout import positions
 
 _LAYOUTS = ("zigzag", "contiguous", "striped")  # in which tokens do not depend on a layer's mask
-_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", None)  # a model's layer_types
 _IGNORED = -100  # the label of a token without a loss
 _OF_WHOLE = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 _NUMBER = 0  # of implementations that were registered
@@ -146,10 +146,10 @@ def _base(model):
 def _check_model(model):
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
     config = model.config.get_text_config()
-    name, others = type(model).__name__, set(getattr(config, "layer_types", None) or ()) - set(_LAYERS)
+    name, others = type(model).__name__, models.others(config)
     if others or getattr(model, "_is_stateful", False):
         raise ValueError("model: layers must be attention; got %s with %s, which need the whole sequence on a rank" %
-                         (name, ", ".join(sorted(others)) or "a state"))
+                         (name, ", ".join(others) or "a state"))
     if LOSS_MAPPING.get(getattr(model, "loss_type", None)) is not ForCausalLMLoss:
         raise ValueError("model: must have transformers' loss of causal language models; got %s" % name)
     if getattr(config, "output_router_logits", False):
@@ -157,6 +157,9 @@ def _check_model(model):
                          "True; set it in the model's config")
     if "position_ids" not in inspect.signature(type(model).forward).parameters:
         raise ValueError("model: must take position_ids; got %s, which counts tokens itself" % name)
+    if models.first_position(model, config):
+        raise ValueError("model: its positions must begin at 0; got %s, whose positions begin at %d; use burst.register" %
+                         (name, models.first_position(model, config)))
 
 
 def context_parallel(trainer: Any, size: Optional[int] = None, layout: str = "zigzag",

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import torch
 
 from . import _transformers_masks as masks
+from . import _transformers_models as models
 from ._attention import attention, cross_attention
 from ._transformers_positions import Positions, ints, is_compiling, refuse, rows_of, size_of
 from ._types import Group
@@ -55,6 +56,10 @@ def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = 
     On one rank the mask is transformers' own: padding, packed position_ids or cu_seq_lens, windows, chunks,
     blocks of images, 4D masks. Over a group it is causal or bidirectional, with a window, and documents= or
     cu_seq_lens. A model's sinks, dropout and capped logits are honored. docs/pytorch.md has the list.
+
+    Models with other layers than attention, and RoPEs whose frequencies differ between the ranks' parts, are refused
+    over a group. A model that does not call attn_implementation (Falcon, Bloom, MPT; transformers warns) never comes
+    here: its ranks see their own parts only.
 
     Args:
         group (ProcessGroup or one-dimensional DeviceMesh): None: one rank.
@@ -124,7 +129,7 @@ class Served:
         self.group, self._layout, self._arguments = group, layout, arguments
         self.own, self.calls = None, 0
         self._positions = Positions(group, layout, arguments)
-        self._masks, self._lengths, self._packings = _Seen(), _Seen(), _Seen()
+        self._masks, self._lengths, self._packings, self._ends = _Seen(), _Seen(), _Seen(), _Seen()
 
     def set_cu_seqlens(self, bounds):
         """Takes the bounds of the whole sequence's documents for the calls that follow."""
@@ -141,9 +146,13 @@ class Served:
             _check_others(others)
             mask = self._mask(attention_mask, lengths, is_causal, sliding_window, ranks)
             documents = self._documents(mask, cu_seq_lens_q, cu_seq_lens_k, query, ranks)
-            if ranks > 1 and self.own is None:
-                self._positions.check(mask.positions if position_ids is None else position_ids, lengths[0],
-                                      documents, mask.causal, mask.window)
+            if ranks > 1:
+                at = mask.positions if position_ids is None else position_ids
+                models.check(module)
+                if self.own is None:
+                    self._positions.check(at, lengths[0], documents, mask.causal, mask.window,
+                                          models.first_position(module))
+                self._check_rope(module, at, lengths[0], documents, ranks)
             if mask.chunk:
                 documents = self._chunks(documents, mask.chunk)
             elif ranks == 1 and documents is None and mask.slices is None:
@@ -188,7 +197,7 @@ class Served:
             raise ValueError("attention_mask: the mask is for %d queries and %d keys, the attention has %d and "
                              "%d%s" % (*mask.lengths, *lengths, masks.INSTEAD))
         if (sliding_window and mask.slices is None and mask.window != sliding_window and
-                (ranks > 1 or sliding_window < lengths[0])):
+                (ranks > 1 or not _is_within(mask, sliding_window))):
             raise ValueError("sliding_window: the layer has a window of %d, the mask that its model has made "
                              "one of %d%s" % (sliding_window, mask.window, masks.INSTEAD))
         plain = mask.slices is None and mask.documents is None
@@ -215,6 +224,28 @@ class Served:
         if registered is not None and not all(_are_within(mask.slices, row) for row in registered):
             raise ValueError("documents: must be left out with a mask that has padding or blocks")
         return None
+
+    def _check_rope(self, module, position_ids, n, documents, ranks):
+        """Checks that this rank's part has the frequencies of the whole sequence, where they depend on its length."""
+        for kind, limit in models.rope_limits(getattr(module, "config", None)):
+            whole = self._arguments.get("seqlen") or n * ranks
+            if position_ids is None:
+                position_ids = self.own if self.own is not None else self._positions.own(n)
+            restarts = (documents is not None and position_ids is not None and position_ids.dim() == 2 and
+                        not is_compiling() and self._packings.of(_starts_again, position_ids))
+            if restarts:
+                whole = max(end - begin for row in documents for begin, end in zip(row, (*row[1:], whole)))
+            if whole <= limit:
+                continue
+            text = ("rope_type: must not depend on the length over a group, unless each rank's part gives the same "
+                    "frequencies; got %s with %d tokens, above %d; use a group of one rank" % (kind, whole, limit))
+            if position_ids is None:
+                raise ValueError(text)
+            least = limit + 1 if kind == "longrope" else whole
+            if is_compiling():
+                masks.require_in_graph(position_ids.max() + 1 >= least, text)
+            elif self._ends.of(_end_of, position_ids) < least:
+                raise ValueError(text)
 
     def _chunks(self, documents, chunk):
         """Returns documents that start at every chunk of the sequence, or of each of its documents (Llama 4)."""
@@ -283,6 +314,18 @@ class Served:
             if name not in known:
                 raise ValueError("%s: it was registered, and a cross-attention does not have it" % name)
         return cross_attention(*tensors, **{**given, **self._arguments})
+
+
+def _is_within(mask, window):
+    """Returns whether a layer's window hides nothing that a model's mask shows."""
+    if mask.window:
+        return mask.window <= window
+    n = mask.lengths[0]
+    return all(end - begin <= window for row in mask.documents or ((0,),) for begin, end in zip(row, (*row[1:], n)))
+
+
+def _end_of(position_ids):
+    return int(position_ids.max()) + 1 if position_ids.numel() else 0
 
 
 def _starts_again(position_ids):

@@ -58,6 +58,13 @@ class Mask:
     def __getitem__(self, _):
         raise ValueError("attention_mask: this model cuts its mask, which is not a tensor here" + INSTEAD)
 
+    @classmethod
+    def __torch_function__(cls, function, *_):
+        raise ValueError("attention_mask: this model computes with its mask, which is not a tensor here" + INSTEAD)
+
+    def __radd__(self, _):
+        raise ValueError("attention_mask: this model adds its mask, which is not a tensor here" + INSTEAD)
+
 
 _frozen = {}
 

@@ -52,13 +52,15 @@ class Positions:
         self.number = len(_all)
         _all.append(self)
 
-    def check(self, position_ids, n, documents, causal, window):
-        """Raises ValueError for position_ids [batch or 1, n] that are wrong; documents: rows of starts."""
+    def check(self, position_ids, n, documents, causal, window, first=0):
+        """Raises ValueError for position_ids [batch or 1, n] that are wrong.
+
+        documents: rows of starts. first: the position of a sequence's first token."""
         if position_ids is None or position_ids.dim() != 2:
             self._warn("this model does not tell its attention position_ids [batch, tokens]")
             return
         if is_compiling():
-            _OPS.check_positions(position_ids, self.number, causal, window, _checked)
+            _OPS.check_positions(position_ids, self.number, causal, window, first, _checked)
             return
         lengths, packed = self._lengths(n), {}
         if self._layout == "balanced" and documents is not None:
@@ -67,7 +69,7 @@ class Positions:
             if len(lengths) != 1:
                 self._warn("with layout='balanced', cu_seqlens= or seqlen= must be registered")
                 return
-        given, key = position_ids.detach().to("cpu", torch.int64), (n, documents, causal, window)
+        given, key = position_ids.detach().to("cpu", torch.int64) - first, (n, documents, causal, window)
         known = [self._known[key]] if key in self._known else []
         for want in itertools.chain(known, self._candidates(n, lengths, documents, packed)):
             if given.shape[1] == n and any(torch.equal(given, rows.expand(len(given), n)) for rows in want
@@ -77,8 +79,9 @@ class Positions:
         raise ValueError(
             "position_ids: they must be the positions of this rank's tokens in the whole sequence; got %s. Pass "
             "position_ids=burst.positions(seqlen, group, layout=%r)[None]; of packed documents, these or the "
-            "positions in each document, and burst.register(group, documents=...)" %
-            (_shortly(given[0].tolist() if len(given) else []), self._layout))
+            "positions in each document, and burst.register(group, documents=...)%s" %
+            (_shortly((given[0] + first).tolist() if len(given) else []), self._layout,
+             ". This model's positions begin at %d, so add %d" % (first, first) if first else ""))
 
     def own(self, n):
         """Returns the positions of this rank's n tokens by the registered length of the sequence, or None."""
@@ -137,12 +140,12 @@ if hasattr(torch.library, "custom_op"):
             raise ValueError(text)
 
     @torch.library.custom_op(__package__ + "::check_positions", mutates_args=("checked",))
-    def check_positions(position_ids: torch.Tensor, number: int, causal: bool, window: int,
+    def check_positions(position_ids: torch.Tensor, number: int, causal: bool, window: int, first: int,
                         checked: torch.Tensor) -> None:
         """Calls check of the Positions with this number, when a graph runs."""
         checks = _all[number]
         try:
-            checks.check(position_ids, position_ids.shape[1], rows_of(checks.arguments), causal, window)
+            checks.check(position_ids, position_ids.shape[1], rows_of(checks.arguments), causal, window, first)
         except ValueError as error:
             refuse(checks.group, position_ids, "seqlen" in checks.arguments, error)
 

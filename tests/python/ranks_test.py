@@ -268,8 +268,10 @@ def autograds_ways(rank, group):
     out, lse = burst.attention(q, k.detach(), v.detach(), group=group, return_lse=True)
     torch.autograd.grad(lse.sum(), q, retain_graph=True)
     torch.autograd.grad(out.sum(), q)
-    message_of(RuntimeError, lambda: torch.autograd.grad(  # second derivatives are refused
-        torch.autograd.grad(run(q, k, v).square().sum(), q, create_graph=True)[0].sum(), k))
+    # Second derivatives are refused, also where the gradient of the result needs none.
+    for energy in (lambda out: out.square().sum(), lambda out: out.sum()):
+        first, = torch.autograd.grad(energy(run(q, k, v)), q, create_graph=True)
+        message_of(RuntimeError, lambda: torch.autograd.grad(first.square().sum(), k))
     # Call from another thread, like autograd's threads.
     results = []
     thread = threading.Thread(target=lambda: results.append(run(q, k, v).detach()))

@@ -102,6 +102,34 @@ def refused(rank, group):
     rejected(run, "seqlen: must be registered for chunked attention")
 
 
+def models_refused(rank, group):
+    """Models whose tokens mix outside of attention, or whose positions a part cannot know, are a ValueError."""
+    burst.register(group)
+    ids, own = tokens(1), burst.positions(N, group)
+    run = lambda model, at: model(input_ids=ids[:, own], position_ids=at[None], use_cache=False)
+    for name, words, given in (
+            ("Lfm2ForCausalLM", "layers must be attention; got conv",
+             dict(layer_types=["conv", "full_attention"])),
+            ("BartForCausalLM", "forward must take position_ids", dict(decoder_layers=1, decoder_attention_heads=2))):
+        model = model_of(name, **given)
+        model.set_attn_implementation("burst")
+        rejected(lambda: run(model, own), words)
+    # RoBERTa's positions begin after the padding's row.
+    model = model_of("RobertaModel", pad_token_id=1)
+    want = model(input_ids=ids, position_ids=torch.arange(N)[None] + 2)[0]
+    model.set_attn_implementation("burst")
+    rejected(lambda: run(model, own), "positions begin at 2, so add 2")
+    torch.testing.assert_close(run(model, own + 2)[0], want[:, own], atol=2e-6, rtol=0)
+    # A RoPE's frequencies that depend on the length: only rank 0 has the last token.
+    for rope in (dict(rope_type="dynamic", factor=2.0, rope_theta=1e4),
+                 dict(rope_type="longrope", factor=2.0, rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[2.0] * 4,
+                      original_max_position_embeddings=N - 1)):
+        config = dict(max_position_embeddings=N - 1, rope_parameters=rope, rope_scaling=rope)
+        model = model_of("LlamaForCausalLM", **config).double()
+        model.set_attn_implementation("burst")
+        rejected(lambda: run(model, own), "rope_type: must not depend on the length")
+
+
 def graphs_over_ranks(rank, group):
     """A compiled model is right, and finds forgotten positions when it runs."""
     burst.register(group)
@@ -126,6 +154,10 @@ class RanksTest(unittest.TestCase):
     @needs("Llama4TextConfig")
     def test_refused(self):
         run_ranks(2, refused)
+
+    @needs("Lfm2ForCausalLM", "BartConfig", "RobertaConfig")
+    def test_models_refused(self):
+        run_ranks(2, models_refused)
 
     @needs("LlamaConfig")
     def test_graphs(self):

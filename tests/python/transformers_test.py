@@ -206,6 +206,8 @@ class ModelsTest(unittest.TestCase):
             check(attention_mask=odd)
         refused = None if tells_packing else "position_ids: they start again"
         check(rows=1, position_ids=PACKED, refused=refused)
+        for length in (1, 3) if tells_packing else (3,):  # no document is longer than the window
+            check(rows=1, position_ids=torch.arange(N)[None] % length, refused=refused)
         check(position_ids=PACKED.expand(2, N), refused=refused)
         check(attention_mask=torch.full((1, 1, N, N), 0.5), refused="adds to logits")
         self.check_lengths(model, decoder)
