@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes tests/train/tokenizers/tiny_llama2 and forms.json: how tokenizer.json forms and cuts a text.
+"""Makes tests/train/tokenizers/tiny_llama2, forms.json and masks.json: how tokenizer.json forms and cuts a text.
 
   pip install tokenizers
   tests/interop/make_forms_fixture.py          # after make_tokenizer_fixture.py
 
 tiny_llama2 is merged from characters, with byte_fallback. forms.json has changed fields of tiny_llama2 or tiny.
-For each it has the tokens that the library tokenizers gives to texts. Special tokens are text.
+For each it has the tokens that the library tokenizers gives to texts. Special tokens are text. masks.json has chats,
+where special tokens are tokens. A token counts if its offsets in tokenizers reach into a counted part.
 """
 import json
 import os
@@ -62,6 +63,53 @@ FORMS = {
     "never": ("tiny_llama2", dict(normalizer=None, pre_tokenizer=metaspace("never", True))),
 }
 
+# Forms of chats, and chats of parts that are counted or are not, in turn; the first part is not counted.
+MASK_FORMS = {
+    "prepend": FORMS["prepend"],
+    "replace": ("tiny_llama2", dict(normalizer=REPLACE)),
+    "always": FORMS["always"],
+    "first": ("tiny_llama2", dict(normalizer=None, pre_tokenizer=metaspace("first", False))),
+    "nfc": ("tiny", {}),
+    "strips": ("tiny", dict(added_tokens=FORMS["strips"][1]["added_tokens"] + added((405, "</s>", "")))),
+}
+MASK_CHATS = [
+    ["<s>[INST] hi [/INST]", " ok</s>", "[INST] yo [/INST]", " fine</s>", "[INST] q [/INST]", " end</s>",
+     "[INST] r [/INST]", " bye</s>"],
+    ["<s><|user|>\nhi</s>\n<|assistant|>\n", "ok</s>", "\n<|user|>\nyo</s>\n<|assistant|>\n", "fine</s>",
+     "\n<|user|>\nthe ring</s>\n<|assistant|>\n", "end</s>", "\n"],
+    ["<s>", "a ring</s>", "lo", "</s>", "\u2581ring</s>", "  two  rings", "</s>", "three</s>a", "b</s>", "last"],
+    ["", "ring</s>", "<s>lo</s>", "\u00e9\u4e00</s><s>", "\u4e00</s>", "a  <tool_call> ", " b ", "ring", " lo ",
+     "</tool_call> lo", "\n"],
+    ["e\u0301", "e", "\u0301 e\u0323", "\u0302e\u0323\u0302", "\u0323\u4e00\u0301e", "\u0301\u0301",
+     "o\u0301 </s>e\u0301", "e\u0301", "</s>"],
+]
+
+
+def make_masks():
+    masks = {}
+    for name, (base, changes) in MASK_FORMS.items():
+        fields = json.load(open(os.path.join(OUT, base, "tokenizer.json")))
+        fields.update(changes)
+        tokenizer = Tokenizer.from_str(json.dumps(fields))
+        rows = []
+        for parts in MASK_CHATS:
+            encoding = tokenizer.encode("".join(parts), add_special_tokens=False)
+            starts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
+            counted = list(zip(starts[1::2], starts[2::2]))
+            mask = [int(any(begin < last and first < end for first, last in counted)) for begin, end in encoding.offsets]
+            mask[0] = 0  # no token predicts it
+            starts = [len("".join(parts[:i]).encode()) for i in range(len(parts) + 1)]
+            rows.append(dict(text="".join(parts), counted=list(zip(starts[1::2], starts[2::2])),
+                             tokens=encoding.ids, mask=mask))
+        masks[name] = dict(base=base, changes=changes, chats=rows)
+    write("masks.json", masks)
+
+
+def write(name, forms):
+    with open(os.path.join(OUT, name), "w") as file:
+        file.write("{\n" + ",\n".join(f'"{name}": {json.dumps(form, separators=(",", ":"))}'
+                                      for name, form in forms.items()) + "\n}\n")
+
 
 def make_llama2():
     root = os.path.join(OUT, "../../..")
@@ -96,9 +144,8 @@ def main():
         tokenizer.encode_special_tokens = True
         rows = [[text, tokenizer.encode(text, add_special_tokens=False).ids] for text in texts]
         forms[name] = dict(base=base, changes=changes, tokens=rows)
-    with open(os.path.join(OUT, "forms.json"), "w") as file:
-        file.write("{\n" + ",\n".join(f'"{name}": {json.dumps(form, separators=(",", ":"))}'
-                                      for name, form in forms.items()) + "\n}\n")
+    write("forms.json", forms)
+    make_masks()
 
 
 if __name__ == "__main__":

@@ -120,6 +120,28 @@ TEST_F(ChatsTest, TokensAndMasksEqualTransformers) {
   }
 }
 
+// The tokenizer puts marks of spaces before parts, or composes characters. The library tokenizers
+// gave the expected tokens and their offsets (tests/interop/make_forms_fixture.py).
+TEST_F(ChatsTest, MasksOfTextsThatTheTokenizerChanges) {
+  const Json forms = Json::parse(ReadAll(TokenizerFixture("masks.json")));
+  EXPECT_EQ(forms.size(), 6u);
+  for (const auto& [name, form] : forms.items()) {
+    const std::string base = form["base"];
+    Json tokenizer = Json::parse(ReadAll(TokenizerFixture(base + "/tokenizer.json")));
+    tokenizer.update(form["changes"]);
+    Write("model/tokenizer.json", tokenizer.dump());
+    for (const Json& chat : form["chats"]) {
+      SCOPED_TRACE(name + ": " + chat["text"].dump());
+      Write("rendered.jsonl",
+            Json{{"text", chat["text"]}, {"counted", chat["counted"]}}.dump() + "\n");
+      for (const Loaded& loaded : LoadBoth()) {
+        EXPECT_EQ(loaded.tokens, chat["tokens"].get<std::vector<int32_t>>());
+        EXPECT_EQ(loaded.counts, chat["mask"].get<std::vector<int>>());
+      }
+    }
+  }
+}
+
 // The options choose roles. Prompts and completions are texts or messages.
 TEST_F(ChatsTest, RolesAndCompletions) {
   Write("model/chat_template.jinja", fixture_["families"]["chatml"]["template"]);

@@ -6,8 +6,10 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "train/data/unpacked_file.h"
@@ -194,17 +196,20 @@ class LineEncoder {
     if (encoder == nullptr) {
       return absl::InvalidArgumentError("a text with a mask needs a file's tokens (--tokenizer)");
     }
+    std::vector<size_t> places;  // begin and end of each counted range
+    for (const LineDocument::Range& range : document.counted) {
+      places.push_back(static_cast<size_t>(range.begin));
+      places.push_back(static_cast<size_t>(range.end));
+    }
     std::string text;  // normalized
-    encoder->AppendNormalized(document.text, /*begins=*/true, &text);
-    const std::vector<LineDocument::Range> counted = Normalized(document, *encoder);
+    encoder->AppendWithPlaces(document.text, /*begins=*/true, absl::MakeSpan(places), &text);
     std::vector<int32_t>& tokens = piece->tokens;
     const size_t first = tokens.size();
     piece->counted.resize(first, true);
-    size_t range = 0;
+    size_t range = 0;  // the place where the next range begins
     const auto add = [&](size_t begin, size_t end) {
-      while (range < counted.size() && counted[range].end <= static_cast<int64_t>(begin)) ++range;
-      const bool counts =
-          range < counted.size() && counted[range].begin < static_cast<int64_t>(end);
+      while (range < places.size() && places[range + 1] <= begin) range += 2;
+      const bool counts = range < places.size() && places[range] < end;
       piece->counted.push_back(counts && piece->counted.size() > first);
     };
     for (size_t at = 0; at < text.size();) {
@@ -222,25 +227,6 @@ class LineEncoder {
       at = end;
     }
     return absl::OkStatus();
-  }
-
-  // Returns the counted ranges of the normalized text.
-  static std::vector<LineDocument::Range> Normalized(const LineDocument& document,
-                                                     const FileEncoder& encoder) {
-    std::vector<LineDocument::Range> ranges;
-    std::string text;
-    int64_t done = 0;
-    const auto length_at = [&](int64_t place) {
-      const absl::string_view part = absl::string_view(document.text).substr(done, place - done);
-      encoder.AppendNormalized(part, /*begins=*/done == 0, &text);
-      done = place;
-      return static_cast<int64_t>(text.size());
-    };
-    for (const LineDocument::Range& range : document.counted) {
-      const int64_t begin = length_at(range.begin);
-      ranges.push_back({begin, length_at(range.end)});
-    }
-    return ranges;
   }
 
   const Sources& sources_;

@@ -22,7 +22,7 @@ namespace {
 using Json = nlohmann::json;
 
 // The version of the encoding. Increase it when the tokens or the file's format change.
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
 
 // The description leaves out the tokenizer of a file, which is given and part of the cache file's
 // name.

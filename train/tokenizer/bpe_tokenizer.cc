@@ -55,6 +55,23 @@ size_t BeginOfSpaces(absl::string_view text, size_t least) {
   return begin;
 }
 
+// Makes places of a text places of its normal form. A composed character is where its first one
+// was, as in tokenizers.
+void ComposePlaces(absl::string_view text, absl::string_view composed, absl::Span<size_t> places) {
+  std::string form;  // of the text before `done`, where an ASCII character is
+  size_t done = 0;
+  for (size_t& place : places) {
+    size_t ascii = place;
+    while (ascii > done && static_cast<unsigned char>(text[ascii]) >= 0x80) --ascii;
+    AppendNfc(text.substr(done, ascii - done), &form);
+    done = ascii;
+    std::string before;
+    AppendNfc(text.substr(done, place - done), &before);
+    place = std::min(composed.size(), form.size() + before.size());
+    while (place < composed.size() && ContinuesCharacter(composed[place])) ++place;
+  }
+}
+
 }  // namespace
 
 void BpeTokenizer::AddedTokens::Take(std::vector<std::pair<std::string, int32_t>> added) {
@@ -127,7 +144,7 @@ void BpeTokenizer::TakeAdded() {
     std::string text = token.text;
     if (token.normalized) {
       text.clear();
-      AppendFormed(token.text, /*begins_text=*/false, /*begins_part=*/true, &text);
+      AppendFormed(token.text, /*begins_text=*/false, /*begins_part=*/true, {}, &text);
     }
     added_[token.id] = {text.size(), token.strips_left, token.strips_right};
     for (AddedTokens* tokens : {&all_, &not_special_, &raw_, &raw_not_special_}) {
@@ -149,9 +166,13 @@ void BpeTokenizer::TakeAdded() {
 }
 
 void BpeTokenizer::AppendFormed(absl::string_view part, bool begins_text, bool begins_part,
-                                std::string* out) const {
+                                absl::Span<size_t> places, std::string* out) const {
   const TextForm& form = file_.form;
   if (part.empty()) return;
+  // The first place is before the mark that is put before the part.
+  for (; !places.empty() && places.front() == 0; places.remove_prefix(1)) {
+    places.front() = out->size();
+  }
   const bool begins = form.prefix == TextForm::Prefix::kFirstPart ? begins_text : begins_part;
   const bool has_space = absl::StartsWith(part, " ") || absl::StartsWith(part, kSpaceMark);
   if (form.prefix != TextForm::Prefix::kNone && begins && !(form.prefix_once && has_space)) {
@@ -160,13 +181,20 @@ void BpeTokenizer::AppendFormed(absl::string_view part, bool begins_text, bool b
   std::string composed;
   if (form.nfc) {
     AppendNfc(part, &composed);
+    ComposePlaces(part, composed, places);
     part = composed;
   }
   if (!form.marks_spaces) {
+    for (size_t& place : places) place += out->size();
     absl::StrAppend(out, part);
     return;
   }
-  for (const char c : part) {
+  for (size_t at = 0; at <= part.size(); ++at) {
+    for (; !places.empty() && places.front() == at; places.remove_prefix(1)) {
+      places.front() = out->size();
+    }
+    if (at == part.size()) break;
+    const char c = part[at];
     if (c == ' ') {
       absl::StrAppend(out, kSpaceMark);
     } else {
@@ -216,8 +244,10 @@ BpeEncoder::Found BpeEncoder::FindAdded(const BpeTokenizer::AddedTokens& added,
   return {end, 0, -1};
 }
 
-void BpeEncoder::AppendNormalized(absl::string_view text, bool begins, std::string* out) const {
+void BpeEncoder::AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
+                                  std::string* out) const {
   if (!tokenizer_->file_.form.changes_text()) {
+    for (size_t& place : places) place += out->size();
     absl::StrAppend(out, text);
     return;
   }
@@ -225,10 +255,12 @@ void BpeEncoder::AppendNormalized(absl::string_view text, bool begins, std::stri
   for (size_t at = 0; at < text.size();) {
     const Found added = FindAdded(raw_, text, at, text.size());
     tokenizer_->AppendFormed(text.substr(at, added.begin - at), begins && at == 0, begins || at > 0,
-                             out);
-    absl::StrAppend(out, text.substr(added.begin, added.length));
+                             TakePlaces(at, added.begin, &places), out);
     at = added.begin + added.length;
+    for (size_t& place : TakePlaces(added.begin, at, &places)) place += out->size();
+    absl::StrAppend(out, text.substr(added.begin, added.length));
   }
+  for (size_t& place : places) place = out->size();
 }
 
 // Returns the run that begins at `begin`, which is UTF-8 or is not.

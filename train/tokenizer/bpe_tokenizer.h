@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "train/tokenizer/bpe.h"
 #include "train/tokenizer/bpe_file.h"
 #include "train/tokenizer/file_tokenizer.h"
@@ -69,9 +70,9 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
   };
   void TakeAdded();
   // Appends the form of a part of a text between added tokens. `begins_text` and `begins_part` say
-  // that the text or the part begins here.
+  // that the text or the part begins here. Places of the part become places of `*out`.
   void AppendFormed(absl::string_view part, bool begins_text, bool begins_part,
-                    std::string* out) const;
+                    absl::Span<size_t> places, std::string* out) const;
 
   BpeFile file_;
   BpeVocabulary vocabulary_;
@@ -86,7 +87,8 @@ class BpeEncoder : public FileEncoder {
  public:
   BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials);
 
-  void AppendNormalized(absl::string_view text, bool begins, std::string* out) const override;
+  void AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
+                        std::string* out) const override;
   absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
                                       bool complete, std::vector<int32_t>* tokens) override;
 

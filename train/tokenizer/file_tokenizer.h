@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace burst {
 
@@ -34,7 +35,13 @@ class FileEncoder {
   // `text` may be a part; `begins` says that it begins the whole text. If the second of two parts
   // begins with an ASCII character, their form is the first one's form followed by the second
   // one's.
-  virtual void AppendNormalized(absl::string_view text, bool begins, std::string* out) const = 0;
+  void AppendNormalized(absl::string_view text, bool begins, std::string* out) const {
+    AppendWithPlaces(text, begins, {}, out);
+  }
+  // Does AppendNormalized, and makes places of `text`, in increasing order, places of `*out`. What
+  // is put before a character belongs to it. A place in a character of `*out` moves behind it.
+  virtual void AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
+                                std::string* out) const = 0;
 
   // Appends the tokens of the pieces of a normalized text that begin in [begin, limit), where
   // `begin` is the end of a piece. Returns the end of the last one (`begin` if there is none). The
@@ -42,6 +49,11 @@ class FileEncoder {
   // depend on bytes that would follow it; the caller then drops the appended tokens.
   virtual absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
                                               bool complete, std::vector<int32_t>* tokens) = 0;
+
+ protected:
+  // Removes the places before `end` from the beginning of `*places`. Returns them, counted from
+  // `begin`.
+  static absl::Span<size_t> TakePlaces(size_t begin, size_t end, absl::Span<size_t>* places);
 };
 
 // An immutable tokenizer that any thread may use, through its own FileEncoder, which keeps it

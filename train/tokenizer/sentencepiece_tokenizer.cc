@@ -155,7 +155,7 @@ absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceToken
   BURST_RETURN_IF_ERROR(CheckSupported(*fields));
   std::shared_ptr<SentencePieceTokenizer> tokenizer(new SentencePieceTokenizer());
   SentencePieceLibrary& library = tokenizer->library_;
-  // AppendNormalized adds the space before a text, because the text after a control token has none.
+  // AppendWithPlaces adds the space before a text, because the text after a control token has none.
   // normalizer_spec.add_dummy_prefix now occurs twice, and the later one counts.
   const std::string error = library.Load(absl::StrCat(model, kWithoutSpace));
   if (!error.empty()) {
@@ -222,27 +222,34 @@ SentencePieceEncoder::Control SentencePieceEncoder::FindControl(absl::string_vie
 }
 
 // SentencePiece adds its space to the text, in some prompts also to the text after a control token.
-void SentencePieceEncoder::AppendNormalized(absl::string_view text, bool begins,
-                                            std::string* out) const {
+void SentencePieceEncoder::AppendWithPlaces(absl::string_view text, bool begins,
+                                            absl::Span<size_t> places, std::string* out) const {
   for (size_t at = 0; at < text.size();) {
     const Control control = FindControl(text, at);
     const bool spaced = at > 0 ? specials_ == Specials::kAreTokensAndSpaced : begins;
     // As in transformers, a prompt that begins with a space gets no second one.
     const bool has_space = specials_ != Specials::kAreText && SpaceAt(text, at) > 0;
-    if (control.begin > at && spaced && !has_space && tokenizer_->adds_space_) out->push_back(' ');
+    if (control.begin > at && spaced && !has_space && tokenizer_->adds_space_) {
+      for (size_t& place : TakePlaces(at, at + 1, &places)) place += out->size();
+      out->push_back(' ');
+    }
     const absl::string_view part = text.substr(0, control.begin);
     while (at < part.size()) {
       size_t valid = at, next = at;  // the ends of valid UTF-8
       while (next < part.size() && NextCodePoint(part, &next) != kCodePoints) valid = next;
+      for (size_t& place : TakePlaces(at, valid, &places)) place += out->size();
       absl::StrAppend(out, part.substr(at, valid - at));
       at = valid;
       if (at == part.size()) break;
+      for (size_t& place : TakePlaces(at, at + 1, &places)) place += out->size();
       absl::StrAppend(out, kNotACharacter);
       ++at;
     }
-    absl::StrAppend(out, text.substr(control.begin, control.length));
     at = control.begin + control.length;
+    for (size_t& place : TakePlaces(control.begin, at, &places)) place += out->size();
+    absl::StrAppend(out, text.substr(control.begin, control.length));
   }
+  for (size_t& place : places) place = out->size();
 }
 
 // Returns the end of the spaces at `begin` and of the other characters after them.

@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "train/tokenizer/file_tokenizer.h"
 #include "train/tokenizer/sentencepiece_library.h"
 
@@ -59,7 +60,8 @@ class SentencePieceEncoder : public FileEncoder {
   SentencePieceEncoder(std::shared_ptr<const SentencePieceTokenizer> tokenizer, Specials specials)
       : tokenizer_(std::move(tokenizer)), specials_(specials) {}
 
-  void AppendNormalized(absl::string_view text, bool begins, std::string* out) const override;
+  void AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
+                        std::string* out) const override;
   absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
                                       bool complete, std::vector<int32_t>* tokens) override;
 
