@@ -40,18 +40,19 @@ def check(module):
 
 
 @functools.lru_cache(maxsize=None)
-def _counts_from_padding(file):
-    name = "create_position_ids_from_input_ids"
-    return hasattr(sys.modules.get(file), name) or any(hasattr(x, name) for x in _classes(file)[1])
+def _counts_from_padding(kind):
+    """Returns whether the embeddings of an attention's class, as RobertaEmbeddings of RobertaSelfAttention, do so."""
+    name, file = "create_position_ids_from_input_ids", kind.__module__
+    embeddings = [x for x in _classes(file)[1]
+                  if x.__name__.endswith("Embeddings") and kind.__name__.startswith(x.__name__[:-len("Embeddings")])]
+    return any(hasattr(x, name) or hasattr(sys.modules[file], name) for x in embeddings)
 
 
 def first_position(module, config=None):
     """Returns the position of a sequence's first token: RoBERTa's embeddings begin after the padding's row."""
     config = config or getattr(module, "config", None)
     padding = getattr(config, "pad_token_id", None)
-    if padding is None or not _counts_from_padding(type(module).__module__):
-        return 0
-    return padding + 1
+    return padding + 1 if padding is not None and _counts_from_padding(type(module)) else 0
 
 
 def rope_limits(config):
