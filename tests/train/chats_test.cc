@@ -2,11 +2,13 @@
 // //train:chats; tests/interop/make_chat_fixture.py wrote testdata/chats.json.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -22,6 +24,10 @@ namespace burst {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr char kTemplate[] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+constexpr char kChat[] =
+    R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})";
 
 class ChatsTest : public testing::Test {
  protected:
@@ -46,6 +52,15 @@ class ChatsTest : public testing::Test {
                                         "--out=rendered.jsonl"};
     command.insert(command.end(), more.begin(), more.end());
     return Subprocess(command, {folder_}).Wait();
+  }
+
+  // Expects one sentence with this part, and no half of a result.
+  void ExpectOneError(const Result& result, const std::string& part) const {
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_TRUE(absl::StartsWith(result.err, "error: --")) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    EXPECT_TRUE(absl::StrContains(result.err, part)) << part << " is missing in " << result.err;
+    EXPECT_FALSE(std::filesystem::exists(folder_ + "/rendered.jsonl.part"));
   }
 
   struct Loaded {
@@ -253,23 +268,95 @@ TEST_F(ChatsTest, ATalkHasTheTokensOfTransformers) {
 // Lines that cannot be rendered are errors that name the line, or are left out.
 TEST_F(ChatsTest, BadLines) {
   Write("model/chat_template.jinja", fixture_["families"]["gemma"]["template"]);
-  const std::string good = R"({"messages": [{"role": "user", "content": "a"}]})";
+  const std::string good = kChat, nested(100000, '[');
   const struct {
     const char *line, *message;
   } bad[] = {{R"({"messages": [{"role": "system", "content": "a"}]})", "System role not supported"},
              {R"({"text": "a"})", "it must have 'messages'"},
              {R"({"messages": [{"content": "a"}]})", "it must have 'messages'"},
-             {"{", "it is not JSON"}};
+             {"{", "it is not JSON"},
+             {nested.c_str(), "it is nested too deeply"}};
   for (const auto& c : bad) {
     const Result error = Render(good + "\n" + c.line + "\n");
     EXPECT_EQ(error.exit_code, 1);
     EXPECT_TRUE(absl::StrContains(error.err, "chats.jsonl: line 2: ")) << error.err;
     EXPECT_TRUE(absl::StrContains(error.err, c.message)) << error.err;
     EXPECT_FALSE(std::filesystem::exists(folder_ + "/rendered.jsonl"));
+    EXPECT_FALSE(std::filesystem::exists(folder_ + "/rendered.jsonl.part"));
   }
-  const Result skipped = Render(good + "\n{\n", {"--bad_lines=skip"});
+  const Result skipped = Render(good + "\n" + nested + "\n", {"--bad_lines=skip"});
   EXPECT_EQ(skipped.exit_code, 0);
   EXPECT_TRUE(absl::StrContains(skipped.out, "left out 1 lines")) << skipped.out;
+}
+
+// A result is never written over the chats or the template.
+TEST_F(ChatsTest, InputsAreKept) {
+  Write("model/chat_template.jinja", kTemplate);
+  Write("copy.jsonl.part", kChat);
+  const std::pair<const char*, const char*> paths[] = {
+      {"chats.jsonl", "chats.jsonl"},
+      {"ch*.jsonl", "./chats.jsonl"},
+      {"copy.jsonl.part", "copy.jsonl"},
+      {"chats.jsonl", "model/chat_template.jinja"}};
+  for (const auto& [data, out] : paths) {
+    ExpectOneError(Render(kChat, {absl::StrCat("--data=", data), absl::StrCat("--out=", out)}),
+                   "--out: must not be a file that is read; got ");
+    EXPECT_EQ(ReadAll(folder_ + "/chats.jsonl"), kChat);
+    EXPECT_EQ(ReadAll(folder_ + "/copy.jsonl.part"), kChat);
+    EXPECT_EQ(ReadAll(folder_ + "/model/chat_template.jinja"), kTemplate);
+  }
+}
+
+// An archive that is cut off or damaged is an error that names it, also when bad lines are skipped.
+TEST_F(ChatsTest, BrokenArchives) {
+  Write("model/chat_template.jinja", kTemplate);
+  Render(kChat);
+  const Result zipped = Subprocess({"/bin/gzip", "-k", folder_ + "/chats.jsonl"}, {folder_}).Wait();
+  ASSERT_EQ(zipped.exit_code, 0) << zipped.err;
+  const std::string whole = ReadAll(folder_ + "/chats.jsonl.gz");
+  EXPECT_EQ(Render(kChat, {"--data=chats.jsonl.gz"}).exit_code, 0);
+  for (const std::string& broken :
+       {whole.substr(0, whole.size() - 6), whole.substr(0, 20) + std::string(20, '\xff'),
+        std::string(kChat), whole + kChat}) {
+    Write("chats.jsonl.gz", broken);
+    for (const char* bad_lines : {"--bad_lines=error", "--bad_lines=skip"}) {
+      ExpectOneError(Render(kChat, {"--data=chats.jsonl.gz", bad_lines}),
+                     "chats.jsonl.gz: must be a whole gzip file; got: ");
+    }
+  }
+}
+
+// Errors of a template, and of the files next to it, name them.
+TEST_F(ChatsTest, BrokenTemplates) {
+  const std::pair<const char*, const char*> templates[] = {
+      {"{{ 1 / 0 }}", "ZeroDivisionError"},
+      {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"},
+      {"{{ 9 ** 9999 }}", "must be a Jinja template"},
+      {"{% if", "must be a Jinja template"},
+      {"\xff", "chat_template.jinja: must be UTF-8"}};
+  for (const auto& [text, message] : templates) {
+    Write("model/chat_template.jinja", text);
+    const Result result = Render(kChat);
+    ExpectOneError(result, message);
+    EXPECT_TRUE(absl::StrContains(result.err, folder_ + "/model")) << result.err;
+    ExpectOneError(Render(kChat, {"--bad_lines=skip"}), message);
+  }
+  Write("model/chat_template.jinja", kTemplate);
+  for (const char* config : {"[1]", "{", "\xff", "null"}) {
+    Write("model/tokenizer_config.json", config);
+    ExpectOneError(Render(kChat), "model/tokenizer_config.json: must be ");
+  }
+  std::filesystem::remove(folder_ + "/model/chat_template.jinja");
+  Write("model/tokenizer_config.json", R"({"chat_template": 5})");
+  ExpectOneError(Render(kChat), "model/tokenizer_config.json: chat_template must be a text");
+}
+
+// A result in which nothing counts would train nothing.
+TEST_F(ChatsTest, SomethingMustCount) {
+  Write("model/chat_template.jinja", kTemplate);
+  ExpectOneError(Render(kChat, {"--roles="}), "--roles: must be names of roles");
+  ExpectOneError(Render(kChat, {"--roles=asistant"}), "roles in the data: assistant, user");
+  ExpectOneError(Render("\n"), "--data: must have a chat that can be rendered");
 }
 
 // A list under 'counted' must be ranges of the text.

@@ -23,6 +23,7 @@ import pathlib
 import re
 import secrets
 import sys
+import zlib
 
 import jinja2
 import jinja2.ext
@@ -55,7 +56,9 @@ class Template:
     """A chat template and the special tokens of its tokenizer."""
 
     def __init__(self, path):
+        self._path = path
         self._folder = path if path.is_dir() else path.parent
+        self.files = []  # that were read
         self._config = self._json("tokenizer_config.json")
         self.tokens = self._special_tokens()
         nonce = secrets.token_hex(16)  # texts cannot have the marks by chance
@@ -70,23 +73,48 @@ class Template:
         source = self._source(path)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # Jinja computes what is constant at once, which may fail by any
             raise SystemExit(f"error: --template: {path}: must be a Jinja template; got: {error}")
         self.has_marks = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
 
+    def _read(self, path):
+        self.files.append(path)
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise SystemExit(f"error: --template: cannot read {path}: {error.strerror}")
+        except UnicodeDecodeError as error:
+            raise SystemExit(f"error: --template: {path}: must be UTF-8; got: {error}; save it as UTF-8")
+
     def _json(self, name):
         path = self._folder / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        try:
+            value = json.loads(self._read(path))
+        except (ValueError, RecursionError) as error:
+            raise SystemExit(f"error: --template: {path}: must be JSON; got: {error}; take the model's own file")
+        if not isinstance(value, dict):
+            raise SystemExit(
+                f"error: --template: {path}: must be a JSON object; got {_kind(value)}; take the model's own file"
+            )
+        return value
 
     def _source(self, path):
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            return self._read(path)
         file = path / "chat_template.jinja"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            return self._read(file)
         template = self._config.get("chat_template")
         if isinstance(template, list):
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+            named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+            template = named[-1].get("template") if named else None
+        if template is not None and not isinstance(template, str):
+            raise SystemExit(
+                f"error: --template: {path / 'tokenizer_config.json'}: chat_template must be a text or a list with a "
+                f"text named default; got {_kind(template)}; take the model's own file"
+            )
         if template is None:
             raise SystemExit(
                 f"error: --template: must be a folder with chat_template.jinja, or with chat_template in "
@@ -118,8 +146,10 @@ class Template:
                 **self.tokens,
                 **line.get("chat_template_kwargs", {}),
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise BadLine(f"the template cannot render it: {error}")
+        except jinja2.TemplateError as error:
+            raise BadLine(f"the template {self._path} cannot render it: {error}")
+        except Exception as error:  # a template is a program, and may fail by any
+            raise BadLine(f"the template {self._path} cannot render it: {type(error).__name__}: {error}")
         begin, end = self._marks
         parts, ranges, at = [], [], 0
         for number, part in enumerate(text.split(begin)):
@@ -131,6 +161,10 @@ class Template:
             parts.append(part)
             at += len(part)
         return "".join(parts), ranges
+
+
+def _kind(value):
+    return {list: "a list", dict: "an object", str: "a text"}.get(type(value), json.dumps(value))
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
@@ -204,10 +238,21 @@ def in_bytes(text, ranges):
     return result
 
 
-def open_lines(path):
+def files_of(options):
+    pattern = os.path.join(options.cwd, options.data)
+    return sorted(glob.glob(pattern)) or [pattern]
+
+
+def numbered_lines(path):
     if path.endswith(".zst"):
         raise SystemExit(f"error: --data: {path}: must be .jsonl or .jsonl.gz; got .zst; unpack it with zstd -d")
-    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
+    try:
+        with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as lines:
+            yield from enumerate(lines, start=1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise SystemExit(f"error: --data: {path}: must be a whole gzip file; got: {error}; get or make it again")
+    except OSError as error:
+        raise SystemExit(f"error: --data: cannot read {path}: {error.strerror}")
 
 
 def parse(line):
@@ -215,34 +260,85 @@ def parse(line):
         value = json.loads(line)
     except ValueError as error:
         raise BadLine(f"it is not JSON: {error}")
+    except RecursionError:
+        raise BadLine("it is nested too deeply")
     if not isinstance(value, dict):
         raise BadLine("it must be a JSON object")
     return value
 
 
+class Tally:
+    """Knows what the lines were."""
+
+    def __init__(self):
+        self.written = 0
+        self.counts = False  # whether some text counts
+        self.roles = set()  # of the messages
+        self.skipped = 0
+        self.first = None  # the first error
+
+
 def convert(options, template, out):
-    """Writes all lines, and returns how many it wrote and left out, and the first error."""
+    """Writes all lines, and returns their Tally."""
     roles = set(options.roles.split(","))
-    pattern = os.path.join(options.cwd, options.data)
-    files = sorted(glob.glob(pattern)) or [pattern]
-    written, skipped, first = 0, 0, None
-    for path in files:
-        with open_lines(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    text, ranges = render_line(template, parse(line), roles)
-                except BadLine as error:
-                    message = f"--data: {path}: line {number}: {error}"
-                    if options.bad_lines == "error":
-                        raise SystemExit(f"error: {message}")
-                    skipped, first = skipped + 1, first or message
-                    continue
-                row = {"text": text, "counted": in_bytes(text, ranges)}
-                out.write(json.dumps(row) + "\n")
-                written += 1
-    return written, skipped, first
+    tally = Tally()
+    for path in files_of(options):
+        for number, line in numbered_lines(path):
+            if not line.strip():
+                continue
+            try:
+                value = parse(line)
+                text, ranges = render_line(template, value, roles)
+            except BadLine as error:
+                message = f"--data: {path}: line {number}: {error}"
+                if options.bad_lines == "error":
+                    raise SystemExit(f"error: {message}")
+                tally.skipped, tally.first = tally.skipped + 1, tally.first or message
+                continue
+            if is_messages(value.get("messages")):
+                tally.roles.update(message["role"] for message in value["messages"])
+            tally.counts = tally.counts or any(begin < end for begin, end in ranges)
+            row = {"text": text, "counted": in_bytes(text, ranges)}
+            out.write(json.dumps(row) + "\n")
+            tally.written += 1
+    return tally
+
+
+def check_paths(options, template, path):
+    """Refuses to write over a file that is read."""
+    for file in [*files_of(options), *template.files]:
+        for target in (path, path + ".part"):
+            if os.path.exists(file) and os.path.exists(target) and os.path.samefile(file, target):
+                raise SystemExit(f"error: --out: must not be a file that is read; got {path}; give another name")
+
+
+def check_counts(options, tally):
+    """Refuses a result that nothing can be learned from."""
+    if tally.counts:
+        return
+    if tally.written == 0:
+        what = f"the first error is: {tally.first}" if tally.skipped > 0 else "give a file with chats"
+        raise SystemExit(f"error: --data: must have a chat that can be rendered; got {options.data}; {what}")
+    found = ", ".join(sorted(tally.roles)) or "none"
+    raise SystemExit(
+        f"error: --roles: must be roles of some messages that are not empty; got {options.roles}, and nothing counts; "
+        f"give some of the roles in the data: {found}"
+    )
+
+
+def write(options, template, path):
+    """Writes the result as a whole or not at all, and returns the Tally."""
+    part = path + ".part"
+    with open(part, "w", encoding="utf-8") as out:
+        try:
+            tally = convert(options, template, out)
+            check_counts(options, tally)
+            out.close()
+            os.rename(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
+    return tally
 
 
 def main():
@@ -259,17 +355,21 @@ def main():
     )
     options = parser.parse_args()
     options.cwd = os.environ.get("BUILD_WORKING_DIRECTORY", "")
+    if not all(options.roles.split(",")):
+        raise SystemExit(
+            f"error: --roles: must be names of roles with commas between them; got '{options.roles}'; "
+            "give --roles=assistant"
+        )
     template = Template(pathlib.Path(options.cwd) / options.template)
     path = os.path.join(options.cwd, options.out)
     try:
-        with open(path + ".part", "w", encoding="utf-8") as out:
-            written, skipped, first = convert(options, template, out)
-        os.rename(path + ".part", path)
+        check_paths(options, template, path)
+        tally = write(options, template, path)
     except OSError as error:
-        raise SystemExit(f"error: {error}")
-    print(f"{written:,} chats: {path}")
-    if skipped > 0:
-        print(f"left out {skipped:,} lines (--bad_lines=skip); the first: {first}")
+        raise SystemExit(f"error: --out: {error}")
+    print(f"{tally.written:,} chats: {path}")
+    if tally.skipped > 0:
+        print(f"left out {tally.skipped:,} lines (--bad_lines=skip); the first: {tally.first}")
 
 
 if __name__ == "__main__":
