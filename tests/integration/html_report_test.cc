@@ -99,6 +99,21 @@ TEST(HtmlReport, TheProgramWritesThePage) {
   EXPECT_THAT(page, Not(HasSubstr("Options that differ")));
 }
 
+// A page replaces pages, and no file of a run.
+TEST(HtmlReport, FilesThatAreNoPagesAreKept) {
+  const std::string run = MakeRun("a", 6, "0.5"), folder = run + "/..";
+  for (const char* name : {"metrics.jsonl", "config.json"}) {
+    const std::string before = ReadAll(run + "/" + name);
+    const Result result = Report({"a", std::string("--out=a/") + name}, folder);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("--out: must be a new file or an HTML page; got "));
+    EXPECT_EQ(ReadAll(run + "/" + name), before);
+  }
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_EQ(Report({"a", "--out=a/page"}, folder).exit_code, 0);
+  }
+}
+
 TEST(HtmlReport, ErrorsNameTheFolder) {
   const std::string run = MakeRun("a", 6, "0.5"), folder = run + "/..";
   EXPECT_EQ(Report({}, folder).exit_code, 2);
