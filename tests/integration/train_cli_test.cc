@@ -491,6 +491,15 @@ TEST_F(TrainCli, EvaluationsAreTheTrainers) {
   ExpectError(evaluate({"--task=choices"}), 1, {"--data", "val.txt", "line 1"});
   ExpectError(evaluate({"--data="}), 2, {"--data"});
   ExpectError(evaluate({"--data=none.txt"}), 1, {"--data", "none.txt"});
+
+  // Files that no evaluation wrote are kept.
+  for (const char* name : {"run/config.json", "run/loss.svg"}) {
+    const std::string before = ReadAll(Path(name));
+    ASSERT_NE(before, "") << name;
+    const std::string out = fs::path(name).replace_extension().string();
+    ExpectError(evaluate({"--out=" + out}), 2, {"--out", out, name, "give another name"});
+    EXPECT_EQ(ReadAll(Path(name)), before);
+  }
 }
 
 }  // namespace

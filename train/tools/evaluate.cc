@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/enum_names.h"
+#include "burst/base/json.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
@@ -106,6 +108,27 @@ OptionTable Options(EvaluateConfig* c) {
   return t;
 }
 
+// Whether the file holds the result of a task.
+bool IsEvaluation(const std::string& path) {
+  const absl::StatusOr<std::string> content = ReadFile(path);
+  if (!content.ok()) return false;
+  const absl::StatusOr<nlohmann::json> json = ParseJson(*content);
+  return json.ok() && json->is_object() &&
+         (json->contains("by_range") || json->contains("found") || json->contains("by_question"));
+}
+
+// Refuses to replace files that no evaluation wrote, such as a model's config.json.
+absl::Status CheckOut(const EvaluateConfig& c) {
+  const std::string json = ResolvePath(c.out) + ".json", svg = ResolvePath(c.out) + ".svg";
+  const bool plots = c.task != Task::kChoices;
+  for (const std::string& path : {json, svg}) {
+    if (!std::filesystem::exists(path) || (path == svg && !plots) || IsEvaluation(json)) continue;
+    return InvalidOption("out", "must be a new name or an evaluation's; got ", c.out, ", but ",
+                         path, " is another file; give another name");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const EvaluateConfig& c, const OptionTable& options) {
   if (c.data.empty()) return InvalidOption("data", "give a text, shards, or lines of JSON");
   if (c.task == Task::kChoices && (options.Given("field") || options.Given("data_cache"))) {
@@ -118,7 +141,7 @@ absl::Status Check(const EvaluateConfig& c, const OptionTable& options) {
                            "; leave it out");
     }
   }
-  return absl::OkStatus();
+  return CheckOut(c);
 }
 
 // The texts of perplexity and haystacks, or the questions.
