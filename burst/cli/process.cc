@@ -34,6 +34,7 @@ std::atomic<int> stops_between_steps{0};         // number of live StopsBetweenS
 std::atomic<bool> stopped_between_steps{false};  // whether one has ever lived
 std::atomic<int> rank{0};                        // the rank of this process
 std::atomic<bool> lets_others_report{false};
+std::atomic<bool> output_was_closed{false};  // at the start
 
 int64_t NowNs() {
   timespec now = {};
@@ -107,6 +108,7 @@ void OpenStandardFiles() {
   constexpr char kNowhere[] = "/dev/null";
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) >= 0) continue;
+    if (fd == STDOUT_FILENO) output_was_closed.store(true);
     // This number is the lowest free one, because those below it are open.
     if (open(kNowhere, fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) != fd) std::_Exit(kExitFailure);
   }
@@ -123,6 +125,21 @@ int RunProgram(int (*program)(int, char**), int argc, char** argv) {
   } catch (const std::exception& exception) {
     return ExitCode(absl::InternalError(Describe(exception)), kExitFailure);
   }
+}
+
+absl::Status FlushOutput() {
+  const char* cause = nullptr;
+  if (output_was_closed.load()) {
+    cause = "it is closed";
+  } else if (std::fflush(stdout) != 0) {
+    if (errno == EPIPE) return absl::OkStatus();
+    cause = std::strerror(errno);
+  } else if (std::ferror(stdout) != 0) {
+    cause = "an earlier write failed";
+  }
+  if (cause == nullptr) return absl::OkStatus();
+  return absl::InternalError(std::string("standard output: must take what is printed; got: ") +
+                             cause + "; lead it to a file or a pipe that does");
 }
 
 int ExitCode(const absl::Status& status, int code) {

@@ -16,6 +16,10 @@ inline constexpr int kExitBadUsage = 2;  // options that are unknown, invalid or
 // standard input, output or error were closed at the start, they lead to /dev/null.
 int RunProgram(int (*program)(int argc, char** argv), int argc, char** argv);
 
+// Writes what was printed to standard output. An error where any of it was lost, also because
+// standard output was closed at the start. A reader that closes its pipe has read enough.
+absl::Status FlushOutput();
+
 // Prints the error in one sentence and returns `code`. A Cancelled error is not printed, because
 // another rank prints the cause.
 int ExitCode(const absl::Status& status, int code);

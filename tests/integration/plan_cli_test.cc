@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -25,6 +26,22 @@ TEST_F(PlanCli, SaysMemoryAndTimeByPart) {
   for (const char* part : {"parameters", "gradients", "optimizer", "of forward, feed-forward",
                            "peak", " of 139.0", "of backward, attention", "tokens/s a GPU"}) {
     EXPECT_TRUE(absl::StrContains(result.out, part)) << part << "\n" << result.out;
+  }
+}
+
+// A plan that standard output does not take is lost, which is an error.
+TEST_F(PlanCli, LostPlansAreErrors) {
+  const std::pair<const char*, const char*> outputs[] = {{"> /dev/full", "No space left"},
+                                                         {">&-", "it is closed"}};
+  for (const auto& [output, cause] : outputs) {
+    for (const char* step : {"--seqlen=1024", "--seqlens=1024,2048"}) {
+      const Result result =
+          Subprocess({"/bin/sh", "-c", absl::StrCat("\"$0\" \"$@\" ", output),
+                      ProgramPath("train/tools/plan"), "--model=llama_1b", "--gpus=2xH200", step},
+                     {folder_})
+              .Wait();
+      ExpectError(result, 1, {"standard output", cause});
+    }
   }
 }
 

@@ -446,6 +446,27 @@ TEST_F(TrainCli, AChatIsTheTextAfterItsMessages) {
   ExpectError(failed, 1, {"--checkpoint", "none"});
 }
 
+// Text that standard output does not take is lost, which is an error.
+TEST_F(TrainCli, LostTextsAreErrors) {
+  ExpectSuccess(Train({"--steps=1", "--out=run"}));
+  Write("prompts.jsonl", "\"line\"\n");
+  const auto generate = [&](const std::string& prompt, const std::string& output) {
+    return Subprocess(
+               {"/bin/sh", "-c", "\"$0\" \"$@\" " + output, ProgramPath("train/tools/generate"),
+                "--checkpoint=run", "--tokens=2000", prompt},
+               {folder_})
+        .Wait();
+  };
+  for (const char* prompt : {"--prompt=line", "--prompts=prompts.jsonl"}) {
+    ExpectError(generate(prompt, "> /dev/full"), 1, {"standard output", "No space left"});
+    ExpectError(generate(prompt, ">&-"), 1, {"standard output", "it is closed"});
+  }
+  // Who reads the beginning alone has enough.
+  const Result head = generate("--prompt=line", "| head -c 4");
+  ExpectSuccess(head);
+  EXPECT_EQ(head.out, "line");
+}
+
 // The perplexity of the validation data is the trainer's, on any number of ranks.
 TEST_F(TrainCli, EvaluationsAreTheTrainers) {
   Write("val.txt", ReadAll(Path("text.txt")).substr(0, 3000));

@@ -13,16 +13,20 @@
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "burst/cli/options.h"
+#include "burst/cli/process.h"
 
 namespace burst {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-bool WriteLine(const Json& json) {
+absl::Status WriteLine(const Json& json) {
   const std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-  return std::fwrite(line.data(), 1, line.size(), stdout) == line.size() &&
-         std::fflush(stdout) == 0;
+  std::fwrite(line.data(), 1, line.size(), stdout);
+  BURST_RETURN_IF_ERROR(FlushOutput());
+  if (std::ferror(stdout) == 0) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("cannot write to standard output: ", std::strerror(EPIPE)));
 }
 
 }  // namespace
@@ -61,13 +65,9 @@ absl::StatusOr<std::optional<std::string>> PromptLines::Next() {
 
 bool PromptLines::WritePiece(absl::string_view piece) {
   absl::StrAppend(&text_, piece);
-  return !stream_ || WriteLine({{"piece", std::string(piece)}});
+  return !stream_ || WriteLine({{"piece", std::string(piece)}}).ok();
 }
 
-absl::Status PromptLines::WriteText() {
-  if (WriteLine({{"prompt", prompt_}, {"text", text_}})) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("cannot write to standard output: ", std::strerror(errno)));
-}
+absl::Status PromptLines::WriteText() { return WriteLine({{"prompt", prompt_}, {"text", text_}}); }
 
 }  // namespace burst

@@ -196,9 +196,12 @@ class Generation {
 
   // Writes the prompt and the text after it.
   absl::Status Text(const std::string& prompt, const std::vector<int32_t>& tokens) const {
-    const auto print = [](absl::string_view text) {
+    absl::Status output;
+    const auto print = [&](absl::string_view text) {
+      if (!output.ok()) return false;
       std::fwrite(text.data(), 1, text.size(), stdout);
-      return std::fflush(stdout) == 0;
+      output = FlushOutput();
+      return output.ok() && std::ferror(stdout) == 0;
     };
     if (reads()) {
       WarnOfLength(source_, static_cast<int64_t>(tokens.size()));
@@ -206,7 +209,7 @@ class Generation {
     }
     BURST_RETURN_IF_ERROR(Generate(tokens, print));
     if (reads()) print("\n");
-    return absl::OkStatus();
+    return output;
   }
 
   // Writes a line for each line of the prompts.

@@ -71,7 +71,6 @@ void PrintRow(const Row& row) {
   std::printf("%10lld %6lld %10s %10.4g %15.0f  %s%s\n", static_cast<long long>(row.seqlen),
               static_cast<long long>(row.gpus), Gib(plan.peak_bytes).c_str(), plan.step_seconds,
               plan.tokens_per_second, row.fits ? "" : "does not fit ", row.fitted.options.c_str());
-  std::fflush(stdout);
 }
 
 // Draws the seconds of a step that fits over the length, with a curve for each number of GPUs.
@@ -169,6 +168,7 @@ absl::Status Answer(const Question& question) {
       const ResolvedConfig& config = setup->config;
       rows.push_back({config.seqlen, config.ranks, std::move(fitted), fits});
       PrintRow(rows.back());
+      BURST_RETURN_IF_ERROR(FlushOutput());
       continue;
     }
     PrintPlan(fitted.plan, gpu);
@@ -189,7 +189,8 @@ int Main(int argc, char** argv) {
   if (!usage.ok()) return RefuseUsage(usage, ProcessRank());
   const absl::StatusOr<Question> question = ReadOptions(config, options);
   if (!question.ok()) return RefuseUsage(question.status(), ProcessRank());
-  const absl::Status status = Answer(*question);
+  absl::Status status = Answer(*question);
+  if (status.ok()) status = FlushOutput();
   return status.ok() ? 0 : ExitCode(status, kExitFailure);
 }
 
