@@ -189,6 +189,39 @@ TEST_F(ChatsTest, RolesAndCompletions) {
   EXPECT_EQ(counted(), (std::vector<std::string>{" 4<eos>", "b<|im_end|>\n"}));
 }
 
+// A prompt begins with the tokens that the tokenizer puts before a text: those of tokenizer.json,
+// else BOS if the configuration adds it.
+TEST_F(ChatsTest, PromptsBeginAsTheTokenizersTexts) {
+  Write("model/chat_template.jinja", kTemplate);
+  const auto text = [&] {
+    const Result result = Render(R"({"prompt": "2 + 2 =", "completion": " 4"})");
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const Json row = Json::parse(ReadAll(folder_ + "/rendered.jsonl"));
+    const std::string all = row["text"];
+    EXPECT_EQ(all.substr(row["counted"][0][0]), " 4<eos>");
+    return all;
+  };
+  const Json begins = Json::parse(R"({"type": "TemplateProcessing", "single": [
+      {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+      {"SpecialToken": {"id": "</s>", "type_id": 0}}]})");
+  Json tokenizer = Json::parse(ReadAll(folder_ + "/model/tokenizer.json"));
+  for (const auto& [processor, beginning] :
+       {std::pair(Json(), ""), std::pair(begins, "<s>"),
+        std::pair(Json{{"type", "Sequence"},
+                       {"processors", Json::array({Json{{"type", "ByteLevel"}}, begins})}},
+                  "<s>"),
+        std::pair(Json{{"type", "RobertaProcessing"}, {"cls", Json::array({"<c>", 0})}}, "<c>")}) {
+    tokenizer["post_processor"] = processor;
+    Write("model/tokenizer.json", tokenizer.dump());
+    EXPECT_EQ(text(), absl::StrCat(beginning, "2 + 2 = 4<eos>")) << processor;
+  }
+  tokenizer["post_processor"] = nullptr;
+  Write("model/tokenizer.json", tokenizer.dump());
+  Write("model/tokenizer_config.json",
+        R"({"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": true})");
+  EXPECT_EQ(text(), "<bos>2 + 2 = 4<eos>");
+}
+
 // A program in place of //train:generate. It keeps its arguments and prompts, and gives the
 // answers.
 constexpr char kGenerate[] = R"(#!/usr/bin/python3

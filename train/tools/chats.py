@@ -61,6 +61,7 @@ class Template:
         self.files = []  # that were read
         self._config = self._json("tokenizer_config.json")
         self.tokens = self._special_tokens()
+        self.beginning = self._beginning()
         nonce = secrets.token_hex(16)  # texts cannot have the marks by chance
         self._marks = (f"<{nonce}>", f"</{nonce}>")
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -132,8 +133,10 @@ class Template:
                 texts[name] = text
         return texts
 
-    def adds_bos(self):
-        return bool(self._config.get("add_bos_token", False))
+    def _beginning(self):
+        """Returns the text of the tokens that the tokenizer puts before a text: tokenizer.json's, else add_bos_token's."""
+        before = "".join(_tokens_before(self._json("tokenizer.json").get("post_processor")))
+        return before or (self.tokens.get("bos_token", "") if self._config.get("add_bos_token") else "")
 
     def render(self, messages, line, add_generation_prompt=False):
         """Returns the text, and the ranges of characters that the template marks."""
@@ -213,7 +216,7 @@ def render_line(template, line, roles):
         return text, sorted(others + (ranges if "assistant" in roles else []))
     prompt, completion = line.get("prompt"), line.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
-        begin = (template.tokens.get("bos_token", "") if template.adds_bos() else "") + prompt
+        begin = template.beginning + prompt
         text = begin + completion + template.tokens.get("eos_token", "")
         return text, [[len(begin), len(text)]]
     if is_messages(prompt) and is_messages(completion):
@@ -223,6 +226,21 @@ def render_line(template, line, roles):
             raise BadLine("the template renders the prompt differently when a completion follows; give messages")
         return text, [[len(before), len(text)]]
     raise BadLine("it must have 'messages', or 'prompt' and 'completion'")
+
+
+def _tokens_before(processor):
+    """Returns the special tokens that a post_processor of tokenizer.json puts before a text."""
+    kind = processor.get("type") if isinstance(processor, dict) else None
+    if kind == "Sequence":
+        return [token for part in processor.get("processors", []) for token in _tokens_before(part)]
+    if kind in ("RobertaProcessing", "BertProcessing"):
+        return list(processor.get("cls", []))[:1]
+    tokens = []
+    for part in processor.get("single", []) if kind == "TemplateProcessing" else []:
+        if "SpecialToken" not in part:
+            break
+        tokens.append(part["SpecialToken"].get("id", ""))
+    return tokens
 
 
 def in_bytes(text, ranges):
