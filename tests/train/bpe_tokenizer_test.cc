@@ -319,6 +319,33 @@ TEST(SplitPattern, ClassesAreThoseOfTokenizers) {
   }
 }
 
+// Oniguruma, which tokenizers uses, reads these parts otherwise than PCRE2.
+TEST(SplitPattern, PartsThatDifferAreRefused) {
+  for (const char* part : {"\\w", "\\W", "\\h", "\\H", "\\v", "\\V", "\\A", "\\G", "[\\w]", "^",
+                           "(?m)", "(?s:", "(?i-s)", "{,2}", "{1,3}+", "{2}+", "{2}?"}) {
+    const absl::Status status = SplitPattern::Compile(absl::StrCat("a", part, "b)|.")).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), "which is not supported"))
+        << part << ": " << status;
+  }
+  for (const char* pattern : {"(?i:a)", "(?i)a", "a{1,3}", "a{2,}?", "a{2}", "\\x{61}+", "a++",
+                              "\\d", "(?=a)a", "[\\^$]", "\\^", "\\$", "[a{,2}]"}) {
+    EXPECT_EQ(SplitPattern::Compile(pattern).status(), absl::OkStatus()) << pattern;
+  }
+}
+
+// As in tokenizers, $ is the end of a line.
+TEST(SplitPattern, DollarEndsALine) {
+  const auto pattern = SplitPattern::Compile("\\s+$|\\s+|\\S+");
+  ASSERT_TRUE(pattern.ok()) << pattern.status();
+  PatternMatcher matcher(*pattern);
+  std::vector<size_t> pieces;
+  for (absl::string_view text = "a  \n\n b"; !text.empty(); text.remove_prefix(pieces.back())) {
+    pieces.push_back(*matcher.FirstPiece(text, /*complete=*/true));
+  }
+  EXPECT_EQ(pieces, (std::vector<size_t>{1, 3, 2, 1}));
+  EXPECT_EQ(*matcher.FirstPiece("  ", /*complete=*/false), PatternMatcher::kMore);
+}
+
 TEST(UnicodeNormal, FormC) {
   const auto form = [](absl::string_view text) {
     std::string out;

@@ -54,6 +54,11 @@ class Translator {
       if (in_class_ && absl::StartsWith(in_.substr(at_), "&&")) {
         return NotSupported("an intersection of classes");
       }
+      if (!in_class_) BURST_RETURN_IF_ERROR(CheckOutsideOfClasses());
+      if (c == '$' && !in_class_) {  // the end of a line
+        out_ += "(?m:$)", ++at_;
+        continue;
+      }
       out_ += c, ++at_;
       if (c == '[') {
         in_class_ = true;
@@ -67,8 +72,43 @@ class Translator {
   }
 
  private:
+  // Refuses what Oniguruma reads otherwise: anchors at the start, flags, and repetitions {n,m} that
+  // begin with a comma or that a + or ? follows.
+  absl::Status CheckOutsideOfClasses() const {
+    const absl::string_view rest = in_.substr(at_);
+    if (rest[0] == '^') return NotSupported("the anchor ^");
+    if (absl::StartsWith(rest, "(?")) {
+      const size_t end =
+          rest.find_first_not_of("-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", 2);
+      const absl::string_view flags = rest.substr(2, end - 2);
+      const bool are_flags = end < rest.size() && (rest[end] == ':' || rest[end] == ')');
+      if (are_flags && flags.find_first_not_of("i-") != absl::string_view::npos) {
+        return NotSupported(absl::StrCat("the flags (?", flags, ")"));
+      }
+    }
+    if (rest[0] != '{') return absl::OkStatus();
+    const size_t end = rest.find_first_not_of("0123456789,", 1);
+    if (end == absl::string_view::npos || rest[end] != '}') return absl::OkStatus();
+    const absl::string_view after = rest.substr(end + 1, 1);
+    if (rest[1] == ',' || after == "+" ||
+        (after == "?" && !absl::StrContains(rest.substr(0, end), ","))) {
+      return NotSupported(absl::StrCat("the repetition ", rest.substr(0, end + 1), after));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Escape() {
     const char kind = at_ + 1 < in_.size() ? in_[at_ + 1] : '\0';
+    // Oniguruma's \w has other characters, its \h is a digit, its \v is one character. A piece is
+    // matched by itself, so \A and \G would match at every piece.
+    constexpr absl::string_view kOthers = "wWhHvVAG";
+    if (kind != '\0' && absl::StrContains(kOthers, kind)) {
+      return NotSupported(absl::StrCat("\\", absl::string_view(&kind, 1)));
+    }
+    if (kind == 'd' || kind == 'D') {
+      at_ += 2;
+      return Class(absl::StrCat("\\p{Nd}", Additions("Nd")), kind == 'D', "\\D");
+    }
     if (kind == 's' || kind == 'S') {
       at_ += 2;
       return Class(kSpaces, kind == 'S', "\\S");
@@ -88,8 +128,11 @@ class Translator {
         return Class(absl::StrCat("\\p{", name, "}", additions), kind == 'P', "\\P");
       }
     }
-    absl::StrAppend(&out_, in_.substr(at_, 2));
-    at_ = std::min(at_ + 2, in_.size());
+    size_t end = std::min(at_ + 2, in_.size());
+    if (kind == 'x' && in_.substr(end, 1) == "{")
+      end = std::min(in_.find('}', end), in_.size() - 1) + 1;
+    absl::StrAppend(&out_, in_.substr(at_, end - at_));
+    at_ = end;
     return absl::OkStatus();
   }
 

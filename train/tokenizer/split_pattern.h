@@ -1,6 +1,6 @@
-// A regular expression that cuts a text into pieces, with its meaning in tiktoken (Rust's regex)
-// and tokenizers (Oniguruma). It is run by PCRE2 with their definitions of a letter, a number and a
-// space.
+// A regular expression that cuts a text into pieces, with its meaning in tokenizers (Oniguruma). It
+// is run by PCRE2 with Oniguruma's definitions of a letter, a number, a space and the end of a
+// line.
 #pragma once
 
 #include <pcre2.h>
