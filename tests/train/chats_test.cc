@@ -189,6 +189,13 @@ TEST_F(ChatsTest, RolesAndCompletions) {
   EXPECT_EQ(counted(), (std::vector<std::string>{" 4<eos>", "b<|im_end|>\n"}));
 }
 
+// A template that changes what its tags mark leaves nothing of the marks in the data.
+TEST_F(ChatsTest, FilteredMarksAreAnError) {
+  Write("model/chat_template.jinja",
+        "{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x|upper }}");
+  ExpectOneError(Render(kChat), "must not change what its generation tags mark");
+}
+
 // A prompt begins with the tokens that the tokenizer puts before a text: those of tokenizer.json,
 // else BOS if the configuration adds it.
 TEST_F(ChatsTest, PromptsBeginAsTheTokenizersTexts) {

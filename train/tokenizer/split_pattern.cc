@@ -89,10 +89,11 @@ class Translator {
     if (rest[0] != '{') return absl::OkStatus();
     const size_t end = rest.find_first_not_of("0123456789,", 1);
     if (end == absl::string_view::npos || rest[end] != '}') return absl::OkStatus();
+    const bool has_comma = absl::StrContains(rest.substr(0, end), ",");
     const absl::string_view after = rest.substr(end + 1, 1);
-    if (rest[1] == ',' || after == "+" ||
-        (after == "?" && !absl::StrContains(rest.substr(0, end), ","))) {
-      return NotSupported(absl::StrCat("the repetition ", rest.substr(0, end + 1), after));
+    const bool goes_on = after == "+" || (after == "?" && !has_comma);
+    if (goes_on || rest[1] == ',') {
+      return NotSupported(absl::StrCat("the repetition ", rest.substr(0, end + 1 + goes_on)));
     }
     return absl::OkStatus();
   }

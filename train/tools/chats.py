@@ -163,7 +163,13 @@ class Template:
                 at += len(inside)
             parts.append(part)
             at += len(part)
-        return "".join(parts), ranges
+        text = "".join(parts)
+        if begin[1:-1] in text.lower():
+            raise BadLine(
+                f"the template {self._path} must not change what its generation tags mark; got a filter of it; filter "
+                "inside of the tags"
+            )
+        return text, ranges
 
 
 def _kind(value):
