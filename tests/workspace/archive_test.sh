@@ -44,7 +44,7 @@ loads_own_libc PATH="$TEST_TMPDIR/old:/usr/bin:/bin" || fail "a program takes th
 echo '{"messages": [{"role": "user", "content": "hello"}]}' >"$TEST_TMPDIR/chats.jsonl"
 echo '{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}' >"$TEST_TMPDIR/template.jinja"
 env -i PYTHONVERBOSE=1 "$root/bin/chats" --data="$TEST_TMPDIR/chats.jsonl" --template="$TEST_TMPDIR/template.jinja" \
-  --out="$TEST_TMPDIR/rendered.jsonl" 2>"$TEST_TMPDIR/said" || fail "chats: $(tail -n 3 "$TEST_TMPDIR/said")"
+  --roles=user --out="$TEST_TMPDIR/rendered.jsonl" 2>"$TEST_TMPDIR/said" || fail "chats: $(tail -n 3 "$TEST_TMPDIR/said")"
 grep -q '"user: hello' "$TEST_TMPDIR/rendered.jsonl" || fail "chats left $(cat "$TEST_TMPDIR/rendered.jsonl")"
 grep -q "$root/libexec/python/jinja2/sandbox.py" "$TEST_TMPDIR/said" || fail "chats loads another Jinja"
 said=$(echo hello | env -i "$root/bin/chat" --checkpoint="$TEST_TMPDIR/run" --template="$TEST_TMPDIR/template.jinja" \
