@@ -146,7 +146,7 @@ def _base(model):
 def _check_model(model):
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
     config = model.config.get_text_config()
-    name, others = type(model).__name__, models.others(config)
+    name, others = type(model).__name__, models.other_layers(config)
     if others or getattr(model, "_is_stateful", False):
         raise ValueError("model: layers must be attention; got %s with %s, which need the whole sequence on a rank" %
                          (name, ", ".join(others) or "a state"))

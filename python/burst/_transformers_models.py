@@ -8,7 +8,7 @@ import sys
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", None)
 
 
-def others(config):
+def other_layers(config):
     """Returns the names of a model's layers that mix tokens outside of attention."""
     return sorted(set(getattr(config, "layer_types", None) or ()) - set(_LAYERS))
 
@@ -32,7 +32,7 @@ def _refusal(file):
 
 def check(module):
     """Raises ValueError if the model of an attention module needs the whole sequence on a rank."""
-    found, refusal = others(getattr(module, "config", None)), _refusal(type(module).__module__)
+    found, refusal = other_layers(getattr(module, "config", None)), _refusal(type(module).__module__)
     if found:
         refusal = "layers must be attention; got %s, which need the whole sequence on a rank" % ", ".join(found)
     if refusal is not None:
