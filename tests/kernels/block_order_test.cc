@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace burst {
@@ -20,30 +21,34 @@ TEST(BlockOrderTest, EveryTileOnceAndInOrder) {
   for (const int tiles : {1, 2, 7, 64}) {
     for (const int heads : {1, 2, 5, 12}) {
       for (const int group : {1, 2, 3, 5, 12, 40}) {
-        std::vector<int> taken(heads, 0);
-        int last_group = 0;
-        for (int block = 0; block < tiles * heads; ++block) {
-          const BlockPlace place = PlaceOf(block, tiles, heads, group);
-          ASSERT_EQ(place.group, place.head / group);
-          ASSERT_GE(place.group, last_group);
-          ASSERT_EQ(place.nth, taken.at(place.head)++) << "tiles of a head are not in order";
-          last_group = place.group;
+        for (const int groups : {0, 1, 2, heads / group, 100}) {
+          std::vector<int> taken(heads, 0);
+          int last_group = 0;
+          for (int block = 0; block < tiles * heads; ++block) {
+            const BlockPlace place = PlaceOf(block, tiles, heads, group, groups);
+            ASSERT_EQ(place.group, std::min(place.head / group, groups));
+            ASSERT_GE(place.group, last_group);
+            ASSERT_EQ(place.nth, taken.at(place.head)++) << "tiles of a head are not in order";
+            last_group = place.group;
+          }
+          for (const int count : taken) EXPECT_EQ(count, tiles);
         }
-        for (const int count : taken) EXPECT_EQ(count, tiles);
       }
     }
   }
 }
 
-// The heads of a group are at the same tile, or one apart.
+// The heads of a group are at the same tile, or one apart: 3, 3 and 1 heads, or 3 and 4.
 TEST(BlockOrderTest, HeadsOfAGroupGoTogether) {
-  std::vector<int> next(7, 0);
-  for (int block = 0; block < 9 * 7; ++block) {
-    const BlockPlace place = PlaceOf(block, 9, 7, 3);
-    ++next[place.head];
-    const int first = place.group * 3, last = std::min(first + 3, 7);
-    const auto [low, high] = std::minmax_element(next.begin() + first, next.begin() + last);
-    EXPECT_LE(*high - *low, 1);
+  for (const int groups : {2, 1}) {
+    std::vector<int> next(7, 0);
+    for (int block = 0; block < 9 * 7; ++block) {
+      const BlockPlace place = PlaceOf(block, 9, 7, 3, groups);
+      ++next[place.head];
+      const int first = place.group * 3, last = place.group == groups ? 7 : first + 3;
+      const auto [low, high] = std::minmax_element(next.begin() + first, next.begin() + last);
+      EXPECT_LE(*high - *low, 1);
+    }
   }
 }
 
@@ -71,7 +76,7 @@ TEST(BlockOrderTest, KeysOfAForwardFitHalfOfTheCache) {
 BackwardWork Work(int64_t tokens, int64_t splits, int64_t heads_per_block, MaskForm mask) {
   BackwardWork work;
   work.mask = mask;
-  work.q_len = tokens;
+  work.q_len = work.most_queries = tokens;
   work.row_bytes = 1024;  // 128 channels
   work.heads_per_block = heads_per_block;
   work.key_tiles = (tokens + 127) / 128;
@@ -79,47 +84,57 @@ BackwardWork Work(int64_t tokens, int64_t splits, int64_t heads_per_block, MaskF
   return work;
 }
 
-// Blocks that take the last keys first read different queries at the same time.
-TEST(BlockOrderTest, ReversedOnlyWhileQueriesStayInTheCache) {
-  bool some = false;
-  for (const int64_t tokens : {512, 2048, 8192, 16384, 65536}) {
+// Returns the number of splits of the last group, which may be 0 if the groups are equal.
+int64_t LastGroup(const BackwardWork& work, const BackwardOrder& order) {
+  return work.splits - int64_t{order.group} * order.groups;
+}
+
+// Where blocks walk from the first queries, one or two heads are at work. All groups but the last,
+// of about two waves, are reversed.
+TEST(BlockOrderTest, ReversedGroupsAreSmallAndTheLastOneFillsTheGpu) {
+  for (const int64_t tokens : {512, 1024, 2048, 8192, 16384, 32768}) {
     for (const int64_t heads_per_block : {1, 4}) {
-      for (const int64_t most_queries : {0, 700}) {
-        BackwardWork work = Work(tokens, 32, heads_per_block, MaskForm::kRanges);
-        work.most_queries = most_queries;
+      for (const int64_t splits : {1, 8, 32, 768}) {
+        BackwardWork work = Work(tokens, splits, heads_per_block, MaskForm::kRanges);
+        work.walks_from_first_queries = true;
         const BackwardOrder order = BackwardOrderOf(work);
+        EXPECT_TRUE(order.reversed);
         EXPECT_EQ(order.heads_inside, heads_per_block > 1);
-        if (order.reversed_groups == 0) continue;
-        some = true;
-        // All but the last group, which keeps the longest blocks first.
-        EXPECT_EQ(order.reversed_groups, (32 + order.group - 1) / order.group - 1);
-        const int64_t seen = most_queries > 0 ? most_queries : tokens;
-        EXPECT_LE(seen * work.row_bytes * heads_per_block, 36 * kMiB);
+        EXPECT_EQ(order.group, heads_per_block == 1 && tokens <= 8192 ? 2 : 1);
+        EXPECT_GE(LastGroup(work, order), 1);
+        EXPECT_GE(LastGroup(work, order) * work.key_tiles,
+                  std::min<int64_t>(splits * work.key_tiles, kMultiprocessors * 3 / 2));
       }
     }
   }
-  EXPECT_TRUE(some);
 }
 
 TEST(BlockOrderTest, NothingIsReversedWithoutNeed) {
-  BackwardWork free = Work(2048, 32, 1, MaskForm::kRanges);
-  EXPECT_GT(BackwardOrderOf(free).reversed_groups, 0);
-  free.deterministic = false;  // nobody waits
-  EXPECT_EQ(BackwardOrderOf(free).reversed_groups, 0);
-  EXPECT_FALSE(BackwardOrderOf(free).heads_inside);
-  for (MaskForm mask : {MaskForm::kFull, MaskForm::kLists}) {
-    EXPECT_EQ(BackwardOrderOf(Work(2048, 32, 1, mask)).reversed_groups, 0);
+  for (const bool fixed_order : {false, true}) {
+    for (MaskForm mask : {MaskForm::kFull, MaskForm::kRanges, MaskForm::kLists}) {
+      BackwardWork work = Work(2048, 32, 2, mask);
+      work.fixed_order = fixed_order;
+      const BackwardOrder order = BackwardOrderOf(work);
+      EXPECT_FALSE(order.reversed);
+      EXPECT_EQ(order.heads_inside, fixed_order);  // without an order nobody waits
+      EXPECT_LT(LastGroup(work, order), order.group);
+    }
   }
 }
 
-// Short sequences have few blocks a head: enough heads are under way to fill the GPU.
+// Short sequences have few blocks a head: enough heads are under way to fill the GPU. A window of
+// few queries needs no second head.
 TEST(BlockOrderTest, ShortSequencesFillTheGpu) {
-  for (const bool deterministic : {false, true}) {
+  for (const bool fixed_order : {false, true}) {
     BackwardWork work = Work(1024, 768, 1, MaskForm::kRanges);
-    work.deterministic = deterministic;
+    work.fixed_order = work.wide = fixed_order;
     const BackwardOrder order = BackwardOrderOf(work);
     EXPECT_GE(order.group * work.key_tiles, kMultiprocessors * 3 / 4);
   }
+  BackwardWork wide = Work(32768, 16, 1, MaskForm::kRanges);
+  wide.wide = true;
+  wide.most_queries = 4096;
+  EXPECT_EQ(BackwardOrderOf(wide).group, 1);
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ TEST(HeadSplitsTest, HeadsOfTheirOwnAreNotSplit) {
 // Every split takes the same number of heads. Without a mask all blocks take the same time. So the
 // choice is the fewest splits that keep nine tenths of the multiprocessors busy, or else the most
 // splits. Under a mask, it is the fewest that give each multiprocessor two blocks, which go through
-// 512 channels of heads at most.
+// MostChannels of heads at most, or else one block for each head.
 TEST(HeadSplitsTest, SplitsUntilAllMultiprocessorsAreBusy) {
   for (const bool ranges : {false, true}) {
     for (const int64_t head_dim : {64, 128, 256}) {
@@ -62,7 +62,7 @@ TEST(HeadSplitsTest, SplitsUntilAllMultiprocessorsAreBusy) {
             }
             if (!ranges) continue;
             const auto enough = [&](int64_t n) {
-              return blocks * n >= 256 && per_kv / n * head_dim <= 512;
+              return blocks * n >= 256 && per_kv / n * head_dim <= MostChannels(params);
             };
             for (int64_t other = 1; other < splits; ++other) {
               if (per_kv % other != 0) continue;
@@ -77,17 +77,54 @@ TEST(HeadSplitsTest, SplitsUntilAllMultiprocessorsAreBusy) {
   }
   // The shapes are Llama 3.1 8B on one GPU of eight that share its heads, and 70B on one of two.
   EXPECT_EQ(HeadSplitsOf(Params(1, 8192, 4, 1, true)).splits, 4);
-  EXPECT_EQ(HeadSplitsOf(Params(1, 8192, 32, 4, true)).splits, 2);
-  EXPECT_EQ(HeadSplitsOf(Params(1, 16384, 64, 8, true)).splits, 2);
+  EXPECT_EQ(HeadSplitsOf(Params(1, 8192, 32, 4, true)).splits, 8);
+  EXPECT_EQ(HeadSplitsOf(Params(1, 16384, 64, 8, true)).splits, 8);
+}
+
+// In a fixed order a block takes one head of 128 channels. It takes two if it has few queries, or
+// if it does not walk from the first ones, because the head's rows exceed the L2 cache or are wide.
+TEST(HeadSplitsTest, BlocksOfAFixedOrderTakeFewHeads) {
+  const auto heads_per_block = [](const FlashBackwardParams& params) {
+    return 8 / HeadSplitsOf(params).splits;
+  };
+  FlashBackwardParams params = Params(4, 16384, 64, 8, true);
+  EXPECT_EQ(heads_per_block(params), 1);
+  EXPECT_TRUE(WalksFromFirstQueries(params));
+  params.deterministic = false;
+  EXPECT_EQ(heads_per_block(params), 4);
+  EXPECT_FALSE(WalksFromFirstQueries(params));
+  EXPECT_EQ(heads_per_block(Params(4, 4096, 64, 8, true)), 2);
+  EXPECT_EQ(heads_per_block(Params(4, 65536, 64, 8, true)), 2);
+  EXPECT_FALSE(WalksFromFirstQueries(Params(4, 65536, 64, 8, true)));
+  FlashBackwardParams documents = Params(4, 65536, 64, 8, true);
+  documents.shape.visible.most_queries = 9000;
+  EXPECT_EQ(heads_per_block(documents), 1);
+  EXPECT_EQ(heads_per_block(Params(4, 16384, 64, 8, true, 64)), 2);
+  EXPECT_EQ(heads_per_block(Params(4, 16384, 64, 8, true, 256)), 1);
+  EXPECT_FALSE(WalksFromFirstQueries(Params(4, 16384, 64, 8, true, 256)));
+}
+
+// Short rows under a mask are faster in a fixed order, so they have it even if it is not asked for.
+TEST(HeadSplitsTest, ShortRowsHaveAFixedOrder) {
+  for (const bool ranges : {false, true}) {
+    for (const int64_t tokens : {1024, 4096}) {
+      FlashBackwardParams params = Params(1, tokens, 64, 8, ranges);
+      EXPECT_TRUE(HasFixedOrder(params));
+      params.deterministic = false;
+      EXPECT_EQ(HasFixedOrder(params), ranges && tokens == 1024);
+      params.shape.visible.most_queries = 100;
+      EXPECT_EQ(HasFixedOrder(params), ranges);
+    }
+  }
 }
 
 // The order of the additions depends on the splits, and must not depend on where the sums are.
 TEST(HeadSplitsTest, SumsAreTheCallersOrItsOwn) {
   FlashBackwardParams params = Params(1, 16384, 64, 8, true);
   const HeadSplits own = HeadSplitsOf(params);
-  EXPECT_EQ(own.sums, 4);  // for eight KV heads, which take turns
-  EXPECT_EQ(own.sum_floats, 2 * 4 * 16384 * 128);
-  EXPECT_EQ(own.counters, 2 * 4 * 128 * kBackwardWarps);
+  EXPECT_EQ(own.sums, 2);  // for eight KV heads, which take turns
+  EXPECT_EQ(own.sum_floats, 2 * 2 * 16384 * 128);
+  EXPECT_EQ(own.counters, 2 * 2 * 128 * kBackwardWarps);
   // dK and dV have sums of their own widths.
   const HeadSplits of_two = HeadSplitsOf(Params(1, 16384, 64, 8, true, {192, 128}));
   EXPECT_EQ(of_two.sum_floats, of_two.sums * 16384 * (192 + 128));

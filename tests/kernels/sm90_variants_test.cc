@@ -112,7 +112,7 @@ TEST(Sm90Variants, AFixedOrderHasItsOwn) {
   EXPECT_EQ(backward(64, kFull, 2048, true), "BackwardD64Full");
   EXPECT_EQ(backward(80, kRanges, 2048, true), "BackwardD96Ranges");
   EXPECT_EQ(backward(128, kFull, 8192, true), "BackwardD128FullOrdered");
-  EXPECT_EQ(backward(128, kRanges, 8192, true), "BackwardD128RangesOrdered");
+  EXPECT_EQ(backward(128, kRanges, 65536, true), "BackwardD128RangesOrdered");
   EXPECT_EQ(backward(128, kFull, 8193, true), "BackwardD128Full");
   EXPECT_EQ(backward(128, kRanges, 8192, false), "BackwardD128Ranges");
   EXPECT_EQ(backward(128, kLists, 8192, true), "BackwardD128Lists");

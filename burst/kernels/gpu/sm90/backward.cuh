@@ -37,7 +37,7 @@ struct RowStatistics {
 // the first one, additions by descending keys. The blocks of a causal mask or of documents then
 // begin at different query tiles, and do not meet. With grouped heads each block walks one head
 // after the other, all in the same order. The last group of heads is not reversed: it keeps the
-// longest blocks first, so that all multiprocessors are busy to the end.
+// longest blocks first, so that all multiprocessors are busy to the end. block_order.h chooses.
 struct KeyTile {
   int row, first_head, kv_head, batch;
   bool reversed;
@@ -45,11 +45,12 @@ struct KeyTile {
 
 template <class Traits>
 __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
-  const BlockPlace place = PlaceOf(blockIdx.x, args.key_tiles, args.batch_splits, args.order.group);
+  const BlockPlace place =
+      PlaceOf(blockIdx.x, args.key_tiles, args.batch_splits, args.order.group, args.order.groups);
   const int batch_split = place.head;
   const int batch_head = batch_split / args.head_splits;
   const int batch = batch_head / args.num_kv_heads;
-  const bool reversed = Traits::kRanges && place.group < args.order.reversed_groups;
+  const bool reversed = Traits::kRanges && args.order.reversed && place.group < args.order.groups;
   return {(reversed ? args.key_tiles - 1 - place.nth : place.nth) * Traits::kBlockN,
           (batch_split - batch * args.num_kv_heads * args.head_splits) * args.heads_per_block,
           batch_head - batch * args.num_kv_heads, batch, reversed};

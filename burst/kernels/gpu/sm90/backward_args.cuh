@@ -121,13 +121,13 @@ inline void SetGradients(const FlashBackwardParams& params, const BackwardScratc
 inline void SetCounters(const FlashBackwardParams& params, const BackwardScratch& scratch,
                         const HeadSplits& splits, BackwardArgs* args) {
   const int dq_counters =
-      params.deterministic ? args->batch * args->num_heads * args->query_tiles * 2 : 0;
+      HasFixedOrder(params) ? args->batch * args->num_heads * args->query_tiles * 2 : 0;
   const int order_counters = dq_counters + static_cast<int>(splits.counters);
   args->counters = scratch.counters;
   args->num_counters =
       order_counters + static_cast<int>(cuda::BackwardMarks(params.shape, splits.splits));
   args->marks = params.shape.visible.documents ? args->counters + order_counters : nullptr;
-  args->dq_additions = params.deterministic ? args->counters : nullptr;
+  args->dq_additions = HasFixedOrder(params) ? args->counters : nullptr;
   args->dkv_additions = args->head_splits > 1 ? args->counters + dq_counters : nullptr;
 }
 
@@ -136,9 +136,11 @@ template <class Traits>
 BackwardOrder MakeBackwardOrder(const FlashBackwardParams& params, const BackwardArgs& args) {
   BackwardWork work;
   work.mask = Traits::kMask;
-  work.deterministic = params.deterministic;
+  work.fixed_order = HasFixedOrder(params);
+  work.walks_from_first_queries = WalksFromFirstQueries(params);
+  work.wide = Traits::kHeadDim > kOnePassHeadDim;
   work.q_len = params.shape.q_len;
-  work.most_queries = params.shape.visible.most_queries;
+  work.most_queries = MostQueries(params.shape);
   work.row_bytes = int64_t{Traits::kHeadDim} * 6 + Traits::kValueDim * 2;
   work.heads_per_block = args.heads_per_block;
   work.key_tiles = args.key_tiles;

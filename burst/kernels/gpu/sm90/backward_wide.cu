@@ -258,6 +258,7 @@ __device__ __forceinline__ void WideBegin(const BackwardArgs& args, WideShared<T
     InitBarrier(&shared.dq_full[consumer], kWarpgroupSize);
     InitBarrier(&shared.dq_empty[consumer], 1);
   }
+  for (Barrier& full : shared.dq_step_full) InitBarrier(&full, 1);
   for (Barrier& full : shared.ds_full) InitBarrier(&full, Traits::kConsumerWarps);
   InitBarrier(&shared.keys_scanned, 2);
   FenceBarrierInit();
@@ -342,8 +343,7 @@ void LaunchWideBackward(const FlashBackwardParams& params, const BackwardScratch
   BackwardArgs args = MakeBackwardArgs<Traits>(params, scratch, Traits::kBlockM);
   static_assert(sizeof(WideShared<Traits>) <= 227 * 1024, "more than a thread block can have");
   if (!Traits::kDk) {
-    args.order.reversed_groups = 0;  // dV has no order of additions
-    LaunchPrepare<Traits>(args);     // for both passes
+    LaunchPrepare<Traits>(args);  // for both passes
   } else if (args.dkv_additions != nullptr) {
     args.dkv_additions += HeadSplitsOf(params).counters / 2;
   }

@@ -37,7 +37,8 @@ struct WideShared {
   Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
   Barrier ds_full[2];  // of both consumers
   DqStep dq_steps[kDqSteps];
-  QueryTiles tiles;  // of the keys
+  Barrier dq_step_full[kDqSteps];  // with kTurnFirst
+  QueryTiles tiles;                // of the keys
   Suspicion suspicion;
   Barrier keys_scanned;
 
@@ -107,10 +108,17 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
   int parity = 0;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    Wait(&shared.dq_full[consumer], parity);
+    const auto wait_for_dq = [&] { Wait(&shared.dq_full[consumer], parity); };
+    if constexpr (Traits::kTurnFirst) {
+      Wait(&shared.dq_step_full[step % kDqSteps], step / kDqSteps % 2);
+    } else {
+      wait_for_dq();
+    }
     const DqStep at = shared.dq_steps[step % kDqSteps];
-    const auto no_wait = [] {};
-    AddInTurn(args, at, consumer, no_wait, [&](auto add) {
+    const auto wait = [&] {
+      if constexpr (Traits::kTurnFirst) wait_for_dq();
+    };
+    AddInTurn(args, at, consumer, wait, [&](auto add) {
       constexpr int kBoxes = DqParts<Traits>::kBoxes;
       const bool leave = LeavesDqToRepair<Traits>(args, shared.suspicion);
       const auto store = [&](int box, uint32_t from) {

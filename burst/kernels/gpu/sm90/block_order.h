@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "burst/kernels/gpu/sm90/head_splits.h"
 #include "burst/kernels/gpu/sm90/variants.h"
@@ -18,13 +19,15 @@ struct BlockPlace {
 };
 
 // Blocks take one group of heads after the other. In a group they take the first tile of each head,
-// then the second tile of each, and so on. The last group may be smaller.
-constexpr BlockPlace PlaceOf(int block, int tiles, int heads, int group_heads) {
-  const int group = block / (group_heads * tiles);
-  const int in_group = block - group * group_heads * tiles;
-  const int left = heads - group * group_heads;
-  const int size = left < group_heads ? left : group_heads;
-  return {group, group * group_heads + in_group % size, in_group / size};
+// then the second tile of each, and so on. The last group takes the heads that are left after
+// `groups` groups. It may be smaller than the others, or larger.
+constexpr BlockPlace PlaceOf(int block, int tiles, int heads, int group_heads,
+                             int groups = std::numeric_limits<int>::max()) {
+  const int group = std::min(block / (group_heads * tiles), groups);
+  const int first = group * group_heads, in_group = block - first * tiles;
+  const int left = heads - first;
+  const int size = group < groups && left > group_heads ? group_heads : left;
+  return {group, first + in_group % size, in_group / size};
 }
 
 // Returns how many of `heads` to work on at the same time. `fit` of them have room in the L2 cache.
@@ -54,9 +57,11 @@ inline int ForwardGroup(MaskForm mask, int64_t k_len, int64_t kv_row_bytes, int6
 // What the order of a backward depends on.
 struct BackwardWork {
   MaskForm mask = MaskForm::kFull;
-  bool deterministic = true;
+  bool fixed_order = true;                // HasFixedOrder
+  bool walks_from_first_queries = false;  // WalksFromFirstQueries
+  bool wide = false;                      // two passes
   int64_t q_len = 0;
-  int64_t most_queries = 0;     // KeyRanges::most_queries; 0: not known
+  int64_t most_queries = 0;     // MostQueries
   int64_t row_bytes = 0;        // bytes of q, dout and float32 dq of a query and head
   int64_t heads_per_block = 1;  // query heads that a block takes
   int64_t key_tiles = 0;        // key tiles of one head
@@ -64,55 +69,67 @@ struct BackwardWork {
 };
 
 struct BackwardOrder {
-  bool heads_inside;    // a block takes all heads of a query tile before the next tile
-  int group;            // splits in a group
-  int reversed_groups;  // this many groups, from the first, take the last keys first
+  bool heads_inside;  // a block takes all heads of a query tile before the next tile
+  bool reversed;      // all groups but the last take the last keys first (see KeyTile)
+  int group;          // splits in a group
+  int groups;         // groups of this size; the splits that are left form the last group
 };
 
-inline BackwardOrder BackwardOrderOf(const BackwardWork& work) {
+// Returns the number of splits whose blocks fill all multiprocessors `waves` times.
+inline int64_t SplitsOfWaves(int waves, int64_t key_tiles) {
+  const int64_t tiles = std::max<int64_t>(1, key_tiles);
+  return std::max<int64_t>(1, (waves * kMultiprocessors + tiles / 2) / tiles);
+}
+
+// Returns how many splits are worked on at the same time if no block walks from the first queries.
+inline int64_t SplitsAtATime(const BackwardWork& work) {
   const auto within = [](int64_t mib, int64_t bytes) {
     return (mib << 20) / std::max<int64_t>(1, bytes);
   };
-  BackwardOrder order = {};
-  order.heads_inside = work.deterministic && work.heads_per_block > 1;
   const int64_t row_bytes = work.row_bytes * work.heads_per_block;
-  const int64_t most_queries = work.most_queries == 0 ? work.q_len : work.most_queries;
-  const int64_t split_bytes = work.q_len * row_bytes, seen_bytes = most_queries * row_bytes;
-  // As many blocks as keep all multiprocessors busy.
-  const int64_t wave =
-      (kMultiprocessors + work.key_tiles / 2) / std::max<int64_t>(1, work.key_tiles);
-  bool reversed = false;
-  int64_t fit = 1;  // splits to work on at the same time
-  if (!work.deterministic) {
+  const int64_t split_bytes = work.q_len * row_bytes, seen_bytes = work.most_queries * row_bytes;
+  const int64_t wave = SplitsOfWaves(1, work.key_tiles);
+  if (!work.fixed_order) {
     // One query head of every split is in progress, in half of the L2 cache. Without a mask the
     // blocks of a head stay at the same query tile.
-    if (work.mask == MaskForm::kLists) fit = within(24, split_bytes);
-    if (work.mask == MaskForm::kRanges) {
-      fit = std::max(within(24, split_bytes / work.heads_per_block), wave);
-    }
-  } else if (work.mask == MaskForm::kLists) {
-    fit = std::clamp<int64_t>(within(64, split_bytes), 2, 4);
-  } else if (work.mask == MaskForm::kFull) {
-    fit = std::clamp<int64_t>(within(order.heads_inside ? 256 : 32, split_bytes), 1, 8);
-  } else {
-    // If reversed, the blocks of a head read different query tiles at the same time. Measurements
-    // show that this is faster while everything they read stays in the L2 cache. In short sequences
-    // very many heads would fit, which would make the last group, not reversed, long.
-    const int64_t limit = (work.heads_per_block == 1 ? 36 : 20) << 20;
-    fit = std::max(std::clamp<int64_t>(within(24, split_bytes), 1, 8), wave);
-    reversed = seen_bytes <= limit && fit * seen_bytes <= (36 << 20);
-    if (!reversed && order.heads_inside) {
-      // Takes more heads, so that fewer blocks meet at a query tile, although their reads then
-      // exceed the L2 cache. Packed documents, or another rank's keys, have few blocks in progress
-      // at a time. But if the blocks of a head alone fill the GPU twice, more heads only read more.
-      const bool fills = work.key_tiles > 2 * kMultiprocessors;
-      fit = std::clamp<int64_t>(within(256, fills ? split_bytes : seen_bytes), 1, 8);
-      fit = std::max(fit, wave);
-    }
+    if (work.mask == MaskForm::kFull) return 1;
+    if (work.mask == MaskForm::kLists) return within(24, split_bytes);
+    return std::max(within(24, split_bytes / work.heads_per_block), wave);
   }
-  order.group = HeadsPerGroup(work.splits, fit);
-  const auto groups = static_cast<int>((work.splits + order.group - 1) / order.group);
-  order.reversed_groups = reversed ? groups - 1 : 0;
+  const bool heads_inside = work.heads_per_block > 1;
+  if (work.mask == MaskForm::kLists) return std::clamp<int64_t>(within(64, split_bytes), 2, 4);
+  if (work.mask == MaskForm::kFull) {
+    return std::clamp<int64_t>(within(heads_inside ? 256 : 32, split_bytes), 1, 8);
+  }
+  // More splits at a time mean that fewer blocks meet at a query tile, although their reads then
+  // exceed the L2 cache. Packed documents, or another rank's keys, have few blocks in progress at a
+  // time. But if the blocks of a head alone fill the GPU twice, more heads only read more.
+  if (work.wide) {
+    const int64_t meet = work.most_queries / kBackwardKeys;  // blocks that add to a query tile
+    const int64_t most = std::min<int64_t>({4, meet / 32, within(128, seen_bytes)});
+    return std::max(most, SplitsOfWaves(2, work.key_tiles));
+  }
+  const bool fills = work.key_tiles > 2 * kMultiprocessors;
+  const int64_t bytes = fills ? split_bytes : seen_bytes;
+  return std::max(std::clamp<int64_t>(within(heads_inside ? 256 : 24, bytes), 1, 8), wave);
+}
+
+inline BackwardOrder BackwardOrderOf(const BackwardWork& work) {
+  BackwardOrder order = {};
+  order.heads_inside = work.fixed_order && work.heads_per_block > 1;
+  order.reversed = work.walks_from_first_queries;
+  if (!order.reversed) {
+    order.group = HeadsPerGroup(work.splits, SplitsAtATime(work));
+    order.groups = static_cast<int>(work.splits / order.group);
+    return order;
+  }
+  // One or two heads are worked on at a time, so that what they read stays in the L2 cache. The
+  // last group is longer. It has the longest blocks first, and its short blocks keep all
+  // multiprocessors busy to the end.
+  const int64_t last = std::min(work.splits, SplitsOfWaves(2, work.key_tiles));
+  const int64_t heads = std::min<int64_t>(2, SplitsOfWaves(1, work.key_tiles));
+  order.group = static_cast<int>(std::max<int64_t>(1, heads / work.heads_per_block));
+  order.groups = static_cast<int>(work.splits - last) / order.group;
   return order;
 }
 

@@ -21,7 +21,7 @@ Call CallOf(const FlashAttentionShape& shape, bool ordered = false) {
 }
 
 Call CallOf(const FlashBackwardParams& params) {
-  return CallOf(params.shape, params.deterministic && HeadSplitsOf(params).splits == 1);
+  return CallOf(params.shape, HasFixedOrder(params));
 }
 
 template <class Element>
@@ -127,7 +127,7 @@ namespace {
 // added to each half of its dQ. The counters of split heads follow.
 int64_t OrderCounters(const FlashBackwardParams& params) {
   const int64_t splits = HeadSplitsOf(params).counters;
-  if (!params.deterministic) return splits;
+  if (!HasFixedOrder(params)) return splits;
   const FlashAttentionShape& shape = params.shape;
   if (shape.q_len == 0) return splits;
   const int64_t rows = QueriesOfTile(CallOf(params));
@@ -142,7 +142,7 @@ int64_t BackwardCounters(const FlashBackwardParams& params) {
 }
 
 bool AssignsDq(const FlashBackwardParams& params) {
-  return params.deterministic && params.shape.k_len > 0;
+  return HasFixedOrder(params) && params.shape.k_len > 0;
 }
 
 // There are eight numbers for every tile of keys.

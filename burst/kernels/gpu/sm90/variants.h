@@ -23,9 +23,7 @@ struct Call {
   int64_t q_len = 0, k_len = 0;
   MaskForm mask = MaskForm::kFull;
   int64_t most_queries = 0;  // KeyRanges::most_queries; 0: not known
-  // Whether the backward has a fixed order and one block takes all query heads of a tile of keys.
-  // Split heads gain nothing by the variants for a fixed order.
-  bool ordered = false;
+  bool ordered = false;      // HasFixedOrder, of a backward
 
   // Returns whether a row of these widths has room for the call's heads. Heads of one width take
   // rows of one width, and others take the other rows.
@@ -125,7 +123,7 @@ struct BackwardTraits {
   using Element = Element_;
   // Both widths are padded with zeros by the TMA.
   static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
-  static_assert(kHeadDim == kValueDim, "other heads take two passes");
+  static_assert(kHeadDim == kValueDim && kHeadDim <= kOnePassHeadDim, "others take two passes");
   static constexpr int kBlockM = kBlockM_;  // queries
   static constexpr int kBlockN = 128;       // keys
   static constexpr int kStages = 2;
@@ -180,9 +178,10 @@ struct WideBackwardTraits {
   static constexpr int kBlockN = 128;  // keys
   static constexpr bool kDk = kDk_;    // true: the pass for dK and dQ; false: for dV
   static constexpr int kSumDim = kDk ? kHeadDim : kValueDim;  // columns of the pass's dK or dV
-  static constexpr bool kTurnFirst = false;  // this and kScaleDs: see BackwardTraits
   // Computes dQ one step after its operands, and keeps V in registers.
   static constexpr bool kLateDq = kDk && kHeadDim <= 192;
+  // As in BackwardTraits. Without kLateDq consumers stand still until the first box of dQ has left.
+  static constexpr bool kTurnFirst = kDk && !kLateDq;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
   static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
