@@ -100,7 +100,9 @@ TEST(BlockOrderTest, ReversedGroupsAreSmallAndTheLastOneFillsTheGpu) {
         const BackwardOrder order = BackwardOrderOf(work);
         EXPECT_TRUE(order.reversed);
         EXPECT_EQ(order.heads_inside, heads_per_block > 1);
-        EXPECT_EQ(order.group, heads_per_block == 1 && tokens <= 8192 ? 2 : 1);
+        EXPECT_EQ(order.group, heads_per_block == 4 || tokens > 8192 ? 1 : tokens == 8192 ? 2 : 4);
+        work.splits_heads = true;
+        EXPECT_EQ(BackwardOrderOf(work).group, 1);
         EXPECT_GE(LastGroup(work, order), 1);
         EXPECT_GE(LastGroup(work, order) * work.key_tiles,
                   std::min<int64_t>(splits * work.key_tiles, kMultiprocessors * 3 / 2));

@@ -40,8 +40,8 @@ TEST(HeadSplitsTest, HeadsOfTheirOwnAreNotSplit) {
 
 // Every split takes the same number of heads. Without a mask all blocks take the same time. So the
 // choice is the fewest splits that keep nine tenths of the multiprocessors busy, or else the most
-// splits. Under a mask, it is the fewest that give each multiprocessor two blocks, which go through
-// MostChannels of heads at most, or else one block for each head.
+// splits. Under a mask, it is the fewest that give each multiprocessor two blocks of MostChannels
+// at most, or else one block for each head.
 TEST(HeadSplitsTest, SplitsUntilAllMultiprocessorsAreBusy) {
   for (const bool ranges : {false, true}) {
     for (const int64_t head_dim : {64, 128, 256}) {
@@ -81,8 +81,9 @@ TEST(HeadSplitsTest, SplitsUntilAllMultiprocessorsAreBusy) {
   EXPECT_EQ(HeadSplitsOf(Params(1, 16384, 64, 8, true)).splits, 8);
 }
 
-// In a fixed order a block takes one head of 128 channels. It takes two if it has few queries, or
-// if it does not walk from the first ones, because the head's rows exceed the L2 cache or are wide.
+// In a fixed order a block takes one head of 128 channels, or two if it has few queries. It also
+// takes two if it does not walk from the first queries, because the head's rows exceed the L2
+// cache.
 TEST(HeadSplitsTest, BlocksOfAFixedOrderTakeFewHeads) {
   const auto heads_per_block = [](const FlashBackwardParams& params) {
     return 8 / HeadSplitsOf(params).splits;
@@ -93,11 +94,12 @@ TEST(HeadSplitsTest, BlocksOfAFixedOrderTakeFewHeads) {
   params.deterministic = false;
   EXPECT_EQ(heads_per_block(params), 4);
   EXPECT_FALSE(WalksFromFirstQueries(params));
-  EXPECT_EQ(heads_per_block(Params(4, 4096, 64, 8, true)), 2);
+  EXPECT_EQ(heads_per_block(Params(4, 4096, 64, 8, true)), 1);
+  EXPECT_EQ(heads_per_block(Params(4, 4095, 64, 8, true)), 2);
   EXPECT_EQ(heads_per_block(Params(4, 65536, 64, 8, true)), 2);
   EXPECT_FALSE(WalksFromFirstQueries(Params(4, 65536, 64, 8, true)));
   FlashBackwardParams documents = Params(4, 65536, 64, 8, true);
-  documents.shape.visible.most_queries = 9000;
+  documents.shape.visible.most_queries = 8000;
   EXPECT_EQ(heads_per_block(documents), 1);
   EXPECT_EQ(heads_per_block(Params(4, 16384, 64, 8, true, 64)), 2);
   EXPECT_EQ(heads_per_block(Params(4, 16384, 64, 8, true, 256)), 1);

@@ -145,6 +145,7 @@ BackwardOrder MakeBackwardOrder(const FlashBackwardParams& params, const Backwar
   work.heads_per_block = args.heads_per_block;
   work.key_tiles = args.key_tiles;
   work.splits = args.batch_splits;
+  work.splits_heads = args.head_splits > 1;
   return BackwardOrderOf(work);
 }
 

@@ -66,6 +66,7 @@ struct BackwardWork {
   int64_t heads_per_block = 1;  // query heads that a block takes
   int64_t key_tiles = 0;        // key tiles of one head
   int64_t splits = 0;           // blocks for each key tile, for all KV heads and their splits
+  bool splits_heads = false;    // several blocks add to the same dK and dV
 };
 
 struct BackwardOrder {
@@ -106,7 +107,7 @@ inline int64_t SplitsAtATime(const BackwardWork& work) {
   // time. But if the blocks of a head alone fill the GPU twice, more heads only read more.
   if (work.wide) {
     const int64_t meet = work.most_queries / kBackwardKeys;  // blocks that add to a query tile
-    const int64_t most = std::min<int64_t>({4, meet / 32, within(128, seen_bytes)});
+    const int64_t most = std::min<int64_t>({4, meet / 24, within(128, seen_bytes)});
     return std::max(most, SplitsOfWaves(2, work.key_tiles));
   }
   const bool fills = work.key_tiles > 2 * kMultiprocessors;
@@ -123,12 +124,14 @@ inline BackwardOrder BackwardOrderOf(const BackwardWork& work) {
     order.groups = static_cast<int>(work.splits / order.group);
     return order;
   }
-  // One or two heads are worked on at a time, so that what they read stays in the L2 cache. The
-  // last group is longer. It has the longest blocks first, and its short blocks keep all
-  // multiprocessors busy to the end.
+  // Few heads are worked on at a time, so that what they read stays in the L2 cache. Blocks that
+  // add to the same dK and dV do not run at the same time, because the second one would wait for
+  // the first. The last group is longer. It has the longest blocks first, and its short blocks keep
+  // all multiprocessors busy to the end.
+  const int64_t heads = std::min<int64_t>(4, SplitsOfWaves(1, work.key_tiles));
+  order.group =
+      static_cast<int>(work.splits_heads ? 1 : std::max<int64_t>(1, heads / work.heads_per_block));
   const int64_t last = std::min(work.splits, SplitsOfWaves(2, work.key_tiles));
-  const int64_t heads = std::min<int64_t>(2, SplitsOfWaves(1, work.key_tiles));
-  order.group = static_cast<int>(std::max<int64_t>(1, heads / work.heads_per_block));
   order.groups = static_cast<int>(work.splits - last) / order.group;
   return order;
 }

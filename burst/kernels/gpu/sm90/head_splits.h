@@ -64,7 +64,7 @@ inline bool WalksFromFirstQueries(const FlashBackwardParams& params) {
 inline int64_t MostChannels(const FlashBackwardParams& params) {
   if (!HasFixedOrder(params)) return 512;
   // Blocks of few queries take two heads of 128, because every split adds to dK and dV in memory.
-  constexpr int64_t kManyQueries = 8192;
+  constexpr int64_t kManyQueries = 4096;
   const bool one = WalksFromFirstQueries(params) && MostQueries(params.shape) >= kManyQueries;
   return one ? 128 : 256;
 }
