@@ -189,6 +189,18 @@ TEST_F(ChatsTest, RolesAndCompletions) {
   EXPECT_EQ(counted(), (std::vector<std::string>{" 4<eos>", "b<|im_end|>\n"}));
 }
 
+// Tags in a comment or in raw text mark nothing, so the messages are found by prefixes.
+TEST_F(ChatsTest, TagsInACommentAreNoMarks) {
+  for (const char* tags : {"{# {% generation %} #}", "{% raw %}{% generation %}{% endraw %}"}) {
+    Write("model/chat_template.jinja", absl::StrCat(tags, kTemplate));
+    ASSERT_EQ(Render(kChat).exit_code, 0) << tags;
+    const Json row = Json::parse(ReadAll(folder_ + "/rendered.jsonl"));
+    const std::string text = row["text"];
+    ASSERT_EQ(row["counted"].size(), 1u);
+    EXPECT_EQ(text.substr(row["counted"][0][0]), "<assistant>b");
+  }
+}
+
 // A template that changes what its tags mark leaves nothing of the marks in the data.
 TEST_F(ChatsTest, FilteredMarksAreAnError) {
   Write("model/chat_template.jinja",

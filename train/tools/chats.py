@@ -20,7 +20,6 @@ import gzip
 import json
 import os
 import pathlib
-import re
 import secrets
 import sys
 import zlib
@@ -44,6 +43,7 @@ class GenerationExtension(jinja2.ext.Extension):
 
     def parse(self, parser):
         line = next(parser.stream).lineno
+        self.environment.has_marks = True
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
@@ -68,6 +68,7 @@ class Template:
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationExtension, jinja2.ext.loopcontrols]
         )
         environment.marks = self._marks
+        environment.has_marks = False  # until a tag is parsed
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
@@ -76,7 +77,7 @@ class Template:
             self._template = environment.from_string(source)
         except Exception as error:  # Jinja computes what is constant at once, which may fail by any
             raise SystemExit(f"error: --template: {path}: must be a Jinja template; got: {error}")
-        self.has_marks = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
+        self.has_marks = environment.has_marks
 
     def _read(self, path):
         self.files.append(path)
