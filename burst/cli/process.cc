@@ -147,6 +147,11 @@ int ExitCode(const absl::Status& status, int code) {
   return code;
 }
 
+int ExitWithOutput() {
+  const absl::Status output = FlushOutput();
+  return output.ok() ? 0 : ExitCode(output, kExitFailure);
+}
+
 void LetOthersReport() {
   constexpr int kSeconds = 10;
   lets_others_report.store(true);

@@ -20,6 +20,10 @@ int RunProgram(int (*program)(int argc, char** argv), int argc, char** argv);
 // standard output was closed at the start. A reader that closes its pipe has read enough.
 absl::Status FlushOutput();
 
+// Ends a program that has printed its result: returns 0, or prints the error of FlushOutput and
+// returns kExitFailure.
+int ExitWithOutput();
+
 // Prints the error in one sentence and returns `code`. A Cancelled error is not printed, because
 // another rank prints the cause.
 int ExitCode(const absl::Status& status, int code);

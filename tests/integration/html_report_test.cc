@@ -51,6 +51,16 @@ TEST(HtmlReport, ReadsARun) {
   EXPECT_THAT(run->options, ElementsAre(Pair("lr", "0.5"), Pair("data", "<text>")));
 }
 
+TEST(HtmlReport, ALostMessageIsAnError) {
+  const std::string folder = MakeRun("a", 6, "0.5");
+  const Result result = Subprocess({"/bin/sh", "-c", "\"$0\" \"$1\" > /dev/full",
+                                    ProgramPath("train/tools/report"), folder},
+                                   {folder})
+                            .Wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("standard output: must take what is printed"));
+}
+
 TEST(HtmlReport, ComparesRuns) {
   const std::string folder = MakeRun("a", 6, "0.5");
   // 200 tokens/s of 2 FLOPs each are 40 % of 1,000 FLOP/s.

@@ -289,6 +289,25 @@ TEST_F(TokenizerCli, BosInShardsIsBosInPrompts) {
   }
 }
 
+// A summary that standard output does not take is lost, which is an error.
+TEST_F(TokenizerCli, LostSummariesAreErrors) {
+  ExpectSuccess(Train({"--tokenizer=tiny", "--steps=1", "--eval_every=0", "--out=run"}));
+  const std::vector<std::string> commands[] = {
+      {"tokenize", "--data=text.txt", "--tokenizer=tiny", "--out=shards"},
+      {"export", "run", "--out=home"},
+      {"import", "home", "--out=in"}};
+  const std::pair<const char*, const char*> outputs[] = {{"> /dev/full", "No space left"},
+                                                         {">&-", "it is closed"}};
+  for (const auto& [output, cause] : outputs) {
+    for (std::vector<std::string> command : commands) {
+      command[0] = ProgramPath("train/tools/" + command[0]);
+      fs::remove_all(Path(command.back().substr(6)));
+      command.insert(command.begin(), {"/bin/sh", "-c", absl::StrCat("\"$0\" \"$@\" ", output)});
+      ExpectError(Subprocess(command, {folder_}).Wait(), 1, {"standard output", cause});
+    }
+  }
+}
+
 TEST_F(TokenizerCli, Errors) {
   ExpectError(Tokenize({"--data=text.txt", "--tokenizer=tiny"}), 2, {"--out"});
   ExpectError(Tokenize({"--data=text.txt", "--out=a"}), 2, {"--tokenizer"});

@@ -211,7 +211,7 @@ absl::Status Write(const EvaluateConfig& c, const Evaluation& evaluation) {
   }
   std::printf("%sThe evaluation is %s.json%s\n", evaluation.summary.c_str(), out.c_str(),
               evaluation.svg.empty() ? "" : " and .svg");
-  return absl::OkStatus();
+  return FlushOutput();
 }
 
 absl::Status Run(EvaluateConfig c, const Place& place, Communicator* processes) {

@@ -63,7 +63,7 @@ int Main(int argc, char** argv) {
   const absl::Status status = ExportHuggingFace(path, ResolvePath(out), how);
   if (!status.ok()) return ExitCode(status, kExitFailure);
   std::printf("%s holds the model\n", out.c_str());
-  return 0;
+  return ExitWithOutput();
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ int Main(int argc, char** argv) {
       ImportHuggingFace(ResolvePath(directory), ResolvePath(out), IgnoredFields(train));
   if (!status.ok()) return ExitCode(status, kExitFailure);
   std::printf("%s holds the model; train with --model=%s\n", out.c_str(), out.c_str());
-  return 0;
+  return ExitWithOutput();
 }
 
 }  // namespace

@@ -189,9 +189,8 @@ int Main(int argc, char** argv) {
   if (!usage.ok()) return RefuseUsage(usage, ProcessRank());
   const absl::StatusOr<Question> question = ReadOptions(config, options);
   if (!question.ok()) return RefuseUsage(question.status(), ProcessRank());
-  absl::Status status = Answer(*question);
-  if (status.ok()) status = FlushOutput();
-  return status.ok() ? 0 : ExitCode(status, kExitFailure);
+  const absl::Status status = Answer(*question);
+  return status.ok() ? ExitWithOutput() : ExitCode(status, kExitFailure);
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ int Main(int argc, char** argv) {
   const absl::Status written = WriteFileAtomically(path, HtmlReport(runs));
   if (!written.ok()) return ExitCode(written, kExitFailure);
   std::printf("The report is %s\n", path.c_str());
-  return 0;
+  return ExitWithOutput();
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ int Main(int argc, char** argv) {
                static_cast<double>(summary->bytes) / static_cast<double>(summary->tokens),
                static_cast<double>(summary->bytes) / 1e6 / seconds);
   absl::PrintF("%s", summary->skipped.Describe());
-  return 0;
+  return ExitWithOutput();
 }
 
 }  // namespace
