@@ -1,5 +1,5 @@
-// Tests //train:generate, //train:chat and //train:evaluate as users run them, on models that //train
-// made.
+// Tests //train:generate, //train:chat and //train:evaluate as users run them, on models that
+// //train made.
 #include <gtest/gtest.h>
 
 #include <cmath>
