@@ -35,7 +35,7 @@ def sequence(*parts):
 
 def added(*tokens):
     return [dict(id=id_, content=text, single_word=False, lstrip="l" in flags, rstrip="r" in flags,
-                 normalized="n" in flags, special=False) for id_, text, flags in tokens]
+                 normalized="n" in flags, special="s" in flags) for id_, text, flags in tokens]
 
 
 def metaspace(scheme, cuts):
@@ -61,6 +61,16 @@ FORMS = {
                                   added_tokens=added((430, "ring", "")))),
     "always": ("tiny_llama2", dict(normalizer=None, pre_tokenizer=metaspace("always", True))),
     "never": ("tiny_llama2", dict(normalizer=None, pre_tokenizer=metaspace("never", True))),
+    # Raw tokens come first, and are not found in the normalized text. Special tokens hide what begins in them.
+    "raw": ("tiny", dict(added_tokens=added(
+        (400, "caf\u00e9", ""), (401, "l[o", ""), (402, "  l", "n"), (403, "K\u0301", "n"), (404, "<|end", "s"),
+        (405, "end", "")))),
+    "raw_marks": ("tiny_llama2", dict(normalizer=REPLACE, added_tokens=added(
+        (430, MARK * 2, ""), (431, "ring", "r"), (432, " lo", "n")))),
+    "always_added": ("tiny_llama2", dict(normalizer=None, pre_tokenizer=metaspace("always", True), added_tokens=added(
+        (430, "ring", ""), (431, "lo", "n")))),
+    "both": ("tiny_llama2", dict(normalizer=PREPEND, pre_tokenizer=metaspace("always", False), added_tokens=added(
+        (430, "ring", ""), (431, "lo", "n")))),
 }
 
 # Forms of chats, and chats of parts that are counted or are not, in turn; the first part is not counted.
@@ -82,6 +92,7 @@ MASK_CHATS = [
      "</tool_call> lo", "\n"],
     ["e\u0301", "e", "\u0301 e\u0323", "\u0302e\u0323\u0302", "\u0323\u4e00\u0301e", "\u0301\u0301",
      "o\u0301 </s>e\u0301", "e\u0301", "</s>"],
+    ["a\u0344", "\u0323", "\u0323\u0344", "\u0f71\u0f73", "\u0323 \u1100", "\u1161", "\u11a8\u0958", "\u093c"],
 ]
 
 
@@ -134,7 +145,8 @@ def main():
     make_llama2()
     rng = random.Random(2)
     alphabet = "ringlo  \u2581\n\t'.,0123\u00e9\u0301\u0416\u4e00\u3042\uac00\U0001f600<|>"
-    texts = TEXTS + ["a  <tool_call> \u3000 b </tool_call>\n ring caf\u00e9 cafe\u0301 lo  ll[o.", " lo\n"]
+    texts = TEXTS + ["cafe\u0301 \u212a\u0301 ll[o  l[o <|end<|endoftext ring  ring\u2581\u2581lo  lo"]
+    texts += ["a  <tool_call> \u3000 b </tool_call>\n ring caf\u00e9 cafe\u0301 lo  ll[o.", " lo\n"]
     texts += ["".join(rng.choice(alphabet) for _ in range(rng.randrange(1, 40))) for _ in range(20)]
     forms = {}
     for name, (base, changes) in FORMS.items():

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "tests/testing/subprocess.h"
 #include "tests/train/tokenizer_fixture.h"
@@ -126,6 +127,40 @@ TEST_P(DocumentEncoderTest, PiecesDoNotShow) {
       EXPECT_EQ(encoded->tokens, whole) << "text " << i << ", pieces of " << piece_bytes;
       EXPECT_EQ(encoded->starts, std::vector<int64_t>{0});
       EXPECT_EQ(encoded->bytes, static_cast<int64_t>(text.size()));
+    }
+  }
+}
+
+// Added tokens are found in the raw text, in the normalized text, or with the spaces next to them.
+// No piece begins or ends in one.
+TEST_F(DocumentEncoderTest, PiecesDoNotCutAddedTokens) {
+  const nlohmann::json forms = nlohmann::json::parse(ReadAll(TokenizerFixture("forms.json")));
+  const ScopedThreadPool pool(3);
+  for (const auto& [name, form] : forms.items()) {
+    const std::string base = form["base"];
+    nlohmann::json json =
+        nlohmann::json::parse(ReadAll(TokenizerFixture(base + "/tokenizer.json")));
+    json.update(form["changes"]);
+    const std::string path = testing::TempDir() + "/tokenizer.json";
+    std::ofstream(path) << json.dump();
+    const auto tokenizer = Tokenizer::Load(path);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    std::mt19937 random(1);
+    for (int i = 0; i < 6; ++i) {
+      std::string text;
+      while (text.size() < 300) {
+        const nlohmann::json& added = json["added_tokens"];
+        const nlohmann::json& token = added[random() % added.size()];
+        absl::StrAppend(&text, RandomText(&random, 1 + random() % 20),
+                        token["content"].get<std::string>());
+      }
+      Write("text", text);
+      const std::vector<int32_t> whole = TokensOf(*tokenizer, text);
+      for (const int64_t piece_bytes : {1, 3, 20}) {
+        const auto encoded = Encode(*tokenizer, {DocumentsAre::kFiles, {}}, piece_bytes);
+        ASSERT_TRUE(encoded.ok()) << encoded.status();
+        EXPECT_EQ(encoded->tokens, whole) << name << " " << i << ", pieces of " << piece_bytes;
+      }
     }
   }
 }

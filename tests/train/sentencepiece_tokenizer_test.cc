@@ -44,9 +44,9 @@ class SentencePiece : public testing::TestWithParam<const char*> {
   // Returns the text that decoding gives: with spaces for U+2581, and bytes that are not UTF-8
   // replaced.
   static std::string GivenBack(const Tokenizer& tokenizer, const std::string& text) {
-    std::string normalized;
-    tokenizer.of_file()->MakeEncoder(Specials::kAreText)->AppendNormalized(text, true, &normalized);
-    return absl::StrReplaceAll(normalized, {{"\xE2\x96\x81", " "}});
+    FormedText formed;
+    tokenizer.of_file()->MakeEncoder(Specials::kAreText)->AppendNormalized(text, true, &formed);
+    return absl::StrReplaceAll(formed.text, {{"\xE2\x96\x81", " "}});
   }
 
   const Tokenizer tokenizer_ = LoadFixture("sentencepiece/" + std::string(GetParam()));
@@ -75,25 +75,24 @@ TEST_P(SentencePiece, DecodesToTheTextBehindTheSpaceThatWasAdded) {
 // The lengths count the normalized text, which keeps the text's own U+2581.
 TEST_P(SentencePiece, LengthsOfTokensAddUpToTheText) {
   for (const Row& row : Expected()) {
-    std::string normalized;
+    FormedText formed;
     tokenizer_.of_file()
         ->MakeEncoder(Specials::kAreText)
-        ->AppendNormalized(row.text, true, &normalized);
+        ->AppendNormalized(row.text, true, &formed);
     size_t at = 0;
     for (const int32_t token : row.tokens) {
-      at += tokenizer_.of_file()->Length(token, absl::string_view(normalized).substr(at));
+      at += tokenizer_.of_file()->Length(token, formed, at);
     }
-    EXPECT_EQ(at, normalized.size()) << absl::CEscape(row.text);
+    EXPECT_EQ(at, formed.text.size()) << absl::CEscape(row.text);
   }
 }
 
 // Text may be cut anywhere. The words of the beginning equal those of the whole, or the tokenizer
 // asks for more text.
 TEST_P(SentencePiece, WordsOfTextThatIsNotComplete) {
-  std::string text;
   const auto encoder = tokenizer_.of_file()->MakeEncoder(Specials::kAreText);
-  encoder->AppendNormalized("The ring  of the\n\n \xE2\x96\x81x\xC3\xA9 <s> 12   \n", true, &text);
-  const int64_t known = CheckBeginnings(encoder.get(), text, /*cut_before_ascii=*/true);
+  const int64_t known =
+      CheckBeginnings(encoder.get(), "The ring  of the\n\n \xE2\x96\x81x\xC3\xA9 <s> 12   \n");
   const bool one_piece =
       GetParam() == std::string("unigram") || GetParam() == std::string("phrases");
   EXPECT_EQ(known == 0, one_piece);

@@ -39,7 +39,7 @@ Json Changed(const std::string& base, const Json& changes) {
 
 TEST(TextForm, TokensAreThoseOfTokenizers) {
   const Json forms = Forms();
-  EXPECT_EQ(forms.size(), 12u);
+  EXPECT_EQ(forms.size(), 16u);
   for (const auto& [name, form] : forms.items()) {
     SCOPED_TRACE(name);
     const absl::StatusOr<Tokenizer> tokenizer = Load(Changed(form["base"], form["changes"]));
@@ -59,13 +59,13 @@ TEST(TextForm, LengthsAddUpToTheText) {
     const Tokenizer tokenizer = *Load(Changed(form["base"], form["changes"]));
     const auto encoder = tokenizer.of_file()->MakeEncoder(Specials::kAreText);
     for (const Json& row : form["tokens"]) {
-      std::string text;
+      FormedText text;
       encoder->AppendNormalized(row[0].get<std::string>(), true, &text);
       size_t at = 0;
       for (const int32_t token : TokensOf(tokenizer, row[0].get<std::string>())) {
-        at += tokenizer.of_file()->Length(token, absl::string_view(text).substr(at));
+        at += tokenizer.of_file()->Length(token, text, at);
       }
-      EXPECT_EQ(at, text.size()) << row[0];
+      EXPECT_EQ(at, text.text.size()) << row[0];
     }
   }
 }
@@ -78,11 +78,8 @@ TEST(TextForm, PiecesOfTextThatIsNotComplete) {
     SCOPED_TRACE(name);
     const Tokenizer tokenizer = *Load(Changed(form["base"], form["changes"]));
     const auto encoder = tokenizer.of_file()->MakeEncoder(Specials::kAreText);
-    std::string text;
-    encoder->AppendNormalized("The ring  \n <tool_call>  x 12a\xE4\xBD\xA0\xFF lo  ring  .", true,
-                              &text);
-    const int64_t known = CheckBeginnings(encoder.get(), text);
-    EXPECT_GT(known, static_cast<int64_t>(text.size()));
+    const std::string text = "The ring  \n <tool_call>  x 1234a\xE4\xBD\xA0\xFF lo  ring  .";
+    EXPECT_GT(CheckBeginnings(encoder.get(), text), static_cast<int64_t>(text.size()));
   }
 }
 

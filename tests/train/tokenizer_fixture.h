@@ -32,26 +32,28 @@ inline std::vector<int32_t> TokensOf(const Tokenizer& tokenizer, absl::string_vi
   return tokens;
 }
 
-// Checks every beginning of a normalized text, with every limit. The encoder must ask for more
+// Checks every beginning of a text that may be cut, with every limit. The encoder must ask for more
 // text, or give the pieces of the whole text. Returns how often it did not ask.
-inline int64_t CheckBeginnings(FileEncoder* encoder, absl::string_view text,
-                               bool cut_before_ascii = false) {
+inline int64_t CheckBeginnings(FileEncoder* encoder, absl::string_view text) {
   int64_t known = 0;
-  for (size_t limit = 1; limit <= text.size(); ++limit) {
-    std::vector<int32_t> whole;
-    const auto end = encoder->EncodePieces(text, 0, limit, /*complete=*/true, &whole);
-    EXPECT_TRUE(end.ok()) << end.status();
-    for (size_t size = limit; size < text.size(); ++size) {
-      const bool next_is_ascii = size + 1 >= text.size() || (text[size] & 0x80) == 0;
-      if (cut_before_ascii && !next_is_ascii) continue;
-      std::vector<int32_t> tokens;
-      const auto part =
-          encoder->EncodePieces(text.substr(0, size), 0, limit, /*complete=*/false, &tokens);
-      EXPECT_TRUE(part.ok()) << part.status();
-      if (!end.ok() || !part.ok()) return 0;
-      if (*part == FileEncoder::kMore) continue;
-      EXPECT_EQ(*part, *end) << limit << " of " << size;
-      EXPECT_EQ(tokens, whole) << limit << " of " << size;
+  FormedText whole;
+  encoder->AppendNormalized(text, /*begins=*/true, &whole);
+  for (size_t cut = 1; cut < text.size(); ++cut) {
+    if (!encoder->MayCut(text, cut)) continue;
+    FormedText part, both;
+    encoder->AppendNormalized(text.substr(0, cut), /*begins=*/true, &part);
+    both = part;
+    encoder->AppendNormalized(text.substr(cut), /*begins=*/false, &both);
+    EXPECT_EQ(both.text, whole.text) << cut;
+    for (size_t limit = 1; limit <= part.text.size(); ++limit) {
+      std::vector<int32_t> expected, tokens;
+      const auto end = encoder->EncodePieces(whole, 0, limit, /*complete=*/true, &expected);
+      const auto got = encoder->EncodePieces(part, 0, limit, /*complete=*/false, &tokens);
+      EXPECT_TRUE(end.ok() && got.ok()) << end.status() << got.status();
+      if (!end.ok() || !got.ok()) return 0;
+      if (*got == FileEncoder::kMore) continue;
+      EXPECT_EQ(*got, *end) << limit << " of " << cut;
+      EXPECT_EQ(tokens, expected) << limit << " of " << cut;
       ++known;
     }
   }

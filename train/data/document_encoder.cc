@@ -18,9 +18,8 @@
 namespace burst {
 namespace {
 
-// A part of a file, from the cut at or after `begin` to the cut at or after `end`. A cut is before
-// an ASCII character, or at the end of the file. So characters are whole, and normalization does
-// not reach across a cut.
+// A part of a file, from the cut at or after `begin` to the cut at or after `end`
+// (FileEncoder::MayCut). The end of the file is a cut, too.
 struct Piece {
   const SourceFile* file = nullptr;
   int64_t begin = 0, end = 0;
@@ -128,10 +127,12 @@ absl::StatusOr<std::string> DocumentEncoder::Read(const SourceFile& file, int64_
 absl::StatusOr<int64_t> DocumentEncoder::Cut(const SourceFile& file, int64_t at,
                                              Worker* worker) const {
   if (at <= 0) return 0;
+  const auto reach = static_cast<int64_t>(worker->encoder->Reach());
   for (int64_t bytes = 64; at < file.identity.bytes; at += bytes, bytes = step_) {
-    BURST_ASSIGN_OR_RETURN(const std::string text, Read(file, at, at + bytes, worker));
-    for (size_t i = 0; i < text.size(); ++i) {
-      if (static_cast<unsigned char>(text[i]) < 0x80) return at + static_cast<int64_t>(i);
+    const int64_t from = std::max<int64_t>(0, at - reach);
+    BURST_ASSIGN_OR_RETURN(const std::string text, Read(file, from, at + bytes + reach, worker));
+    for (int64_t cut = at; cut < std::min(at + bytes, file.identity.bytes); ++cut) {
+      if (worker->encoder->MayCut(text, static_cast<size_t>(cut - from))) return cut;
     }
   }
   return file.identity.bytes;
@@ -155,7 +156,7 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
   const bool early = begin < 0;
   BURST_ASSIGN_OR_RETURN(const int64_t first, Cut(file, piece.begin, worker));
   BURST_ASSIGN_OR_RETURN(const int64_t last, Cut(file, piece.end, worker));
-  std::string text;  // normalized text; each part is normalized by itself
+  FormedText text;  // each part is formed by itself
   const auto append = [&](int64_t from, int64_t to) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const std::string bytes, Read(file, from, to, worker));
     worker->encoder->AppendNormalized(bytes, /*begins=*/from == 0, &text);
@@ -166,9 +167,9 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
     BURST_ASSIGN_OR_RETURN(warm, Cut(file, first - before_, worker));
     BURST_RETURN_IF_ERROR(append(warm, first));
   }
-  const int64_t begin_at = static_cast<int64_t>(text.size());
+  const int64_t begin_at = static_cast<int64_t>(text.text.size());
   BURST_RETURN_IF_ERROR(append(first, last));
-  const int64_t end_at = static_cast<int64_t>(text.size());
+  const int64_t end_at = static_cast<int64_t>(text.text.size());
 
   Result result;
   result.encoded.bytes = last - first;
@@ -216,12 +217,14 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
   if (piece.begin == 0) starts.push_back(0);
   if (format_.documents != DocumentsAre::kBlankLines) return result;
   LineState lines = state;
-  const auto next_line = [&](int64_t at) { return lines.Next(static_cast<uint8_t>(text[at]), at); };
+  const auto next_line = [&](int64_t at) {
+    return lines.Next(static_cast<uint8_t>(text.text[at]), at);
+  };
   int64_t at = begin_at, token_end = begin_at + result.begin;
   for (; at < token_end; ++at) next_line(at);
   for (size_t i = 0; i < result.encoded.tokens.size(); ++i) {
-    token_end += static_cast<int64_t>(tokenizer_.of_file()->Length(
-        result.encoded.tokens[i], absl::string_view(text).substr(token_end)));
+    token_end += static_cast<int64_t>(
+        tokenizer_.of_file()->Length(result.encoded.tokens[i], text, token_end));
     for (; at < token_end; ++at) {
       const bool again = !starts.empty() && starts.back() == static_cast<int64_t>(i);
       if (next_line(at) && !again) starts.push_back(static_cast<int64_t>(i));

@@ -201,7 +201,7 @@ class LineEncoder {
       places.push_back(static_cast<size_t>(range.begin));
       places.push_back(static_cast<size_t>(range.end));
     }
-    std::string text;  // normalized
+    FormedText text;
     encoder->AppendWithPlaces(document.text, /*begins=*/true, absl::MakeSpan(places), &text);
     std::vector<int32_t>& tokens = piece->tokens;
     const size_t first = tokens.size();
@@ -212,15 +212,13 @@ class LineEncoder {
       const bool counts = range < places.size() && places[range] < end;
       piece->counted.push_back(counts && piece->counted.size() > first);
     };
-    for (size_t at = 0; at < text.size();) {
+    for (size_t at = 0; at < text.text.size();) {
       const size_t before = tokens.size();
       BURST_ASSIGN_OR_RETURN(const size_t end, encoder->EncodePieces(text, at, at + 1,
                                                                      /*complete=*/true, &tokens));
       for (size_t i = before; i < tokens.size(); ++i) {
         const size_t next =
-            i + 1 == tokens.size()
-                ? end
-                : at + tokenizer_.of_file()->Length(tokens[i], absl::string_view(text).substr(at));
+            i + 1 == tokens.size() ? end : at + tokenizer_.of_file()->Length(tokens[i], text, at);
         add(at, next);
         at = next;
       }

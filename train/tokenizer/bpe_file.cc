@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -117,14 +118,18 @@ class Reader {
     }
     if (!file_.of_bytes) CutAtWords();
     std::sort(file_.piece_ids.begin(), file_.piece_ids.end());
+    absl::flat_hash_set<absl::string_view> added_texts;
+    auto next = static_cast<int32_t>(vocab.size());
     for (const AddedToken& token : file_.added) {
+      // The library tokenizers numbers the tokens itself, whatever the file says.
       const auto found = ids_.find(token.text);
-      if (found != ids_.end() ? found->second != token.id : used[token.id]) {
-        return InvalidField("added_tokens: the id ", token.id, " of ", Shown(token.text),
-                            " is not the one that model.vocab says");
+      const int32_t id = found != ids_.end() ? found->second : next++;
+      if (token.id != id || !added_texts.insert(token.text).second) {
+        return InvalidField(
+            "added_tokens: ", Shown(token.text), " must be there once, with the id ", id,
+            ", which tokenizers gives it; got ", token.id, "; save the file with tokenizers");
       }
-      used[token.id] = true;
-      file_.tokens[token.id] = token.text;
+      file_.tokens[id] = token.text;
     }
     return absl::OkStatus();
   }
@@ -180,10 +185,6 @@ class Reader {
     BURST_ASSIGN_OR_RETURN(token.strips_right, GetBool(json, "rstrip", false, of));
     BURST_ASSIGN_OR_RETURN(const bool word, GetBool(json, "single_word", false, of));
     if (word) return InvalidField(of, ": single_word is not supported");
-    token.normalized &= file_.form.has_normalizer;
-    if (file_.form.prefix == TextForm::Prefix::kEachPart && !token.special && !token.normalized) {
-      return InvalidField(of, ": a token of texts is not supported with a space before each part");
-    }
     return token;
   }
 

@@ -5,11 +5,11 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "train/data/utf8.h"
-#include "train/tokenizer/unicode_normal.h"
+#include "train/tokenizer/json_fields.h"
+#include "train/tokenizer/places.h"
 
 namespace burst {
 namespace {
@@ -20,13 +20,6 @@ constexpr absl::string_view kEndOfTextNames[] = {
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>",
     "<\xEF\xBD\x9C"
     "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"};
-
-// Returns whether text[at...] may be the beginning of a character that is cut.
-bool IsCutCharacter(absl::string_view text, size_t at) {
-  const auto first = static_cast<unsigned char>(text[at]);
-  const size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
-  return at + bytes > text.size();
-}
 
 // Returns whether a character is one of Unicode's White_Space.
 bool IsSpace(uint32_t c) {
@@ -55,32 +48,46 @@ size_t BeginOfSpaces(absl::string_view text, size_t least) {
   return begin;
 }
 
-// Makes places of a text places of its normal form. A composed character is where its first one
-// was, as in tokenizers.
-void ComposePlaces(absl::string_view text, absl::string_view composed, absl::Span<size_t> places) {
-  std::string form;  // of the text before `done`, where an ASCII character is
-  size_t done = 0;
-  for (size_t& place : places) {
-    size_t ascii = place;
-    while (ascii > done && static_cast<unsigned char>(text[ascii]) >= 0x80) --ascii;
-    AppendNfc(text.substr(done, ascii - done), &form);
-    done = ascii;
-    std::string before;
-    AppendNfc(text.substr(done, place - done), &before);
-    place = std::min(composed.size(), form.size() + before.size());
-    while (place < composed.size() && ContinuesCharacter(composed[place])) ++place;
+// Returns the end of the run that begins at `begin`, and whether its bytes are UTF-8.
+std::pair<size_t, bool> RunAt(absl::string_view text, size_t begin) {
+  bool is_utf8 = false;
+  size_t at = begin;
+  while (at < text.size()) {
+    size_t next = at;
+    const bool valid = NextCodePoint(text, &next) != kCodePoints;
+    if (at > begin && valid != is_utf8) break;
+    is_utf8 = valid;
+    at = valid ? next : at + 1;
   }
+  return {at, is_utf8};
 }
 
 }  // namespace
 
-void BpeTokenizer::AddedTokens::Take(std::vector<std::pair<std::string, int32_t>> added) {
-  if (added.empty()) return;
-  std::stable_sort(added.begin(), added.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [text, token] : added) {
+absl::Status BpeTokenizer::AddedTokens::Take(
+    std::vector<std::pair<std::string, const AddedToken*>> added) {
+  if (added.empty()) return absl::OkStatus();
+  std::sort(added.begin(), added.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  const AddedToken *strips_right = nullptr, *begins_with_space = nullptr;
+  for (size_t i = 0; i < added.size(); ++i) {
+    const auto& [text, token] = added[i];
+    if (i > 0 && added[i - 1].first == text) {
+      return InvalidField("added_tokens: ", Shown(added[i - 1].second->text), " and ",
+                          Shown(token->text), " have the same text, which is not supported");
+    }
     longest = std::max(longest, text.size());
     begins[static_cast<uint8_t>(text[0])] = true;
+    for (const char byte : text) has[static_cast<uint8_t>(byte)] = true;
+    of_texts |= !token->special;
+    strip |= token->strips_left || token->strips_right;
+    if (token->strips_right) strips_right = token;
+    if (EndOfSpaces(text, 0) > 0) begins_with_space = token;
+  }
+  if (strips_right != nullptr && begins_with_space != nullptr) {
+    return InvalidField("added_tokens: ", Shown(strips_right->text),
+                        " takes the spaces after it (rstrip), with which ",
+                        Shown(begins_with_space->text), " begins, which is not supported");
   }
   // The range of tokens that begin with a node's text. A node's continuations are made when it is
   // reached.
@@ -92,7 +99,7 @@ void BpeTokenizer::AddedTokens::Take(std::vector<std::pair<std::string, int32_t>
   for (size_t i = 0; i < nodes.size(); ++i) {
     auto [begin, end, depth] = ranges[i];
     for (; begin < end && added[begin].first.size() == depth; ++begin) {
-      nodes[i].token = added[begin].second;
+      nodes[i].token = added[begin].second->id;
     }
     nodes[i].first = static_cast<int32_t>(nodes.size());
     for (size_t next = begin; begin < end; begin = next) {
@@ -104,6 +111,7 @@ void BpeTokenizer::AddedTokens::Take(std::vector<std::pair<std::string, int32_t>
     }
     nodes[i].count = static_cast<int32_t>(nodes.size()) - nodes[i].first;
   }
+  return absl::OkStatus();
 }
 
 std::pair<int32_t, size_t> BpeTokenizer::AddedTokens::Longest(absl::string_view text) const {
@@ -133,86 +141,44 @@ absl::StatusOr<std::shared_ptr<const BpeTokenizer>> BpeTokenizer::FromTokenizerJ
     }
     tokenizer->patterns_.push_back(*std::move(pattern));
   }
-  tokenizer->TakeAdded();
+  BURST_RETURN_IF_ERROR(tokenizer->TakeAdded());
   return std::shared_ptr<const BpeTokenizer>(std::move(tokenizer));
 }
 
-void BpeTokenizer::TakeAdded() {
+absl::Status BpeTokenizer::TakeAdded() {
   size_t best = std::size(kEndOfTextNames);
-  std::vector<std::pair<std::string, int32_t>> all, not_special, raw, raw_not_special;
+  std::vector<std::pair<std::string, const AddedToken*>> raw, normalized;
   for (const AddedToken& token : file_.added) {
-    std::string text = token.text;
+    added_[token.id] = &token;
     if (token.normalized) {
-      text.clear();
-      AppendFormed(token.text, /*begins_text=*/false, /*begins_part=*/true, {}, &text);
+      std::string text;
+      file_.form.AppendNormalized(token.text, /*begins_part=*/true, {}, &text);
+      normalized.emplace_back(std::move(text), &token);
+    } else {
+      raw.emplace_back(token.text, &token);
     }
-    added_[token.id] = {text.size(), token.strips_left, token.strips_right};
-    for (AddedTokens* tokens : {&all_, &not_special_, &raw_, &raw_not_special_}) {
-      tokens->strip_left |= token.strips_left;
-    }
-    all.emplace_back(text, token.id);
-    if (!token.special) not_special.emplace_back(text, token.id);
-    if (!token.normalized) raw.emplace_back(text, token.id);
-    if (!token.normalized && !token.special) raw_not_special.emplace_back(text, token.id);
     const size_t place = std::find(std::begin(kEndOfTextNames), std::end(kEndOfTextNames),
                                    absl::string_view(token.text)) -
                          std::begin(kEndOfTextNames);
     if (place < best) best = place, end_of_text_ = token.id;
   }
-  all_.Take(std::move(all));
-  not_special_.Take(std::move(not_special));
-  raw_.Take(std::move(raw));
-  raw_not_special_.Take(std::move(raw_not_special));
-}
-
-void BpeTokenizer::AppendFormed(absl::string_view part, bool begins_text, bool begins_part,
-                                absl::Span<size_t> places, std::string* out) const {
+  // In tokenizers, the part after such a token may begin the text, too.
   const TextForm& form = file_.form;
-  if (part.empty()) return;
-  // The first place is before the mark that is put before the part.
-  for (; !places.empty() && places.front() == 0; places.remove_prefix(1)) {
-    places.front() = out->size();
+  const bool adds = form.nfc || form.normalizer_marks.prefix != SpaceMarks::Prefix::kNone;
+  if (!normalized.empty() && adds && form.marks.prefix == SpaceMarks::Prefix::kFirstPart) {
+    return InvalidField(
+        "added_tokens: ", Shown(normalized[0].second->text),
+        " is found in the normalized text (normalized), which is not supported with "
+        "prepend_scheme first");
   }
-  const bool begins = form.prefix == TextForm::Prefix::kFirstPart ? begins_text : begins_part;
-  const bool has_space = absl::StartsWith(part, " ") || absl::StartsWith(part, kSpaceMark);
-  if (form.prefix != TextForm::Prefix::kNone && begins && !(form.prefix_once && has_space)) {
-    absl::StrAppend(out, kSpaceMark);
-  }
-  std::string composed;
-  if (form.nfc) {
-    AppendNfc(part, &composed);
-    ComposePlaces(part, composed, places);
-    part = composed;
-  }
-  if (!form.marks_spaces) {
-    for (size_t& place : places) place += out->size();
-    absl::StrAppend(out, part);
-    return;
-  }
-  for (size_t at = 0; at <= part.size(); ++at) {
-    for (; !places.empty() && places.front() == at; places.remove_prefix(1)) {
-      places.front() = out->size();
-    }
-    if (at == part.size()) break;
-    const char c = part[at];
-    if (c == ' ') {
-      absl::StrAppend(out, kSpaceMark);
-    } else {
-      out->push_back(c);
-    }
-  }
+  BURST_RETURN_IF_ERROR(raw_.Take(std::move(raw)));
+  return normalized_.Take(std::move(normalized));
 }
 
-size_t BpeTokenizer::Length(int32_t token, absl::string_view text) const {
-  const auto added = added_.find(token);
-  if (added == added_.end()) {
-    const absl::string_view bytes = Bytes(token);
-    const size_t marks = file_.of_bytes ? 0 : absl::c_count(bytes, ' ');
-    return std::min(text.size(), bytes.size() + marks * (kSpaceMark.size() - 1));
-  }
-  const size_t before = added->second.strips_left ? EndOfSpaces(text, 0) : 0;
-  const size_t end = std::min(text.size(), before + added->second.length);
-  return added->second.strips_right ? EndOfSpaces(text, end) : end;
+size_t BpeTokenizer::PieceLength(int32_t token, absl::string_view text) const {
+  const absl::string_view bytes = Bytes(token);
+  const size_t marks = file_.of_bytes ? 0 : absl::c_count(bytes, ' ');
+  return std::min(text.size(), bytes.size() + marks * (kSpaceMark.size() - 1));
 }
 
 std::unique_ptr<FileEncoder> BpeTokenizer::MakeEncoder(Specials specials) const {
@@ -220,93 +186,101 @@ std::unique_ptr<FileEncoder> BpeTokenizer::MakeEncoder(Specials specials) const 
 }
 
 BpeEncoder::BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials)
-    : tokenizer_(std::move(tokenizer)),
-      added_(specials == Specials::kAreText ? tokenizer_->not_special_ : tokenizer_->all_),
-      raw_(specials == Specials::kAreText ? tokenizer_->raw_not_special_ : tokenizer_->raw_),
-      merger_(tokenizer_->vocabulary_) {
+    : tokenizer_(std::move(tokenizer)), specials_(specials), merger_(tokenizer_->vocabulary_) {
   for (const auto& pattern : tokenizer_->patterns_) matchers_.emplace_back(pattern);
 }
 
-// Returns the leftmost added token that begins in [begin, end), with the spaces that it takes. If
-// several begin there, it is the longest one.
-BpeEncoder::Found BpeEncoder::FindAdded(const BpeTokenizer::AddedTokens& added,
-                                        absl::string_view text, size_t begin, size_t end) const {
-  if (added.nodes.empty()) return {end, 0, -1};
-  for (size_t at = begin; at < end; ++at) {
-    if (!added.begins[static_cast<uint8_t>(text[at])]) continue;
-    const auto [token, length] = added.Longest(text.substr(at));
-    if (token < 0) continue;
-    const BpeTokenizer::Added& found = tokenizer_->added_.at(token);
-    const size_t first = found.strips_left ? BeginOfSpaces(text.substr(0, at), begin) : at;
-    const size_t last = found.strips_right ? EndOfSpaces(text, at + length) : at + length;
-    return {first, last - first, token};
+// The longest token that begins first counts. As in tokenizers, a special token that is text hides
+// the tokens that begin in it.
+template <typename Body>
+void BpeEncoder::ForEachPart(const BpeTokenizer::AddedTokens& added, absl::string_view text,
+                             const Body& body) const {
+  size_t done = 0;  // the end of the last token
+  const bool searches = specials_ == Specials::kAreText ? added.of_texts : !added.nodes.empty();
+  for (size_t at = searches ? 0 : text.size(); at < text.size();) {
+    if (!added.begins[static_cast<uint8_t>(text[at])]) {
+      ++at;
+      continue;
+    }
+    const auto [id, length] = added.Longest(text.substr(at));
+    if (id < 0) {
+      ++at;
+      continue;
+    }
+    const AddedToken& token = *tokenizer_->added_.at(id);
+    size_t begin = at, end = at + length;
+    at = end;
+    if (token.special && specials_ == Specials::kAreText) continue;
+    if (token.strips_left) begin = BeginOfSpaces(text.substr(0, begin), done);
+    if (token.strips_right) end = EndOfSpaces(text, end);
+    if (begin > done) body(done, begin, -1);
+    body(begin, end, id);
+    done = end;
   }
-  return {end, 0, -1};
+  if (done < text.size()) body(done, text.size(), -1);
 }
 
+// The text is cut at the raw tokens. Each part is normalized, and cut at the normalized tokens.
 void BpeEncoder::AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
-                                  std::string* out) const {
-  if (!tokenizer_->file_.form.changes_text()) {
-    for (size_t& place : places) place += out->size();
-    absl::StrAppend(out, text);
-    return;
-  }
-  // An added token is found before the text around it is formed.
-  for (size_t at = 0; at < text.size();) {
-    const Found added = FindAdded(raw_, text, at, text.size());
-    tokenizer_->AppendFormed(text.substr(at, added.begin - at), begins && at == 0, begins || at > 0,
-                             TakePlaces(at, added.begin, &places), out);
-    at = added.begin + added.length;
-    for (size_t& place : TakePlaces(added.begin, at, &places)) place += out->size();
-    absl::StrAppend(out, text.substr(added.begin, added.length));
-  }
-  for (size_t& place : places) place = out->size();
+                                  FormedText* out) const {
+  const TextForm& form = tokenizer_->file_.form;
+  ForEachPart(tokenizer_->raw_, text, [&](size_t begin, size_t end, int32_t token) {
+    absl::Span<size_t> inside = TakePlaces(begin, end, &places);
+    absl::string_view part = text.substr(begin, end - begin);
+    if (token >= 0) return out->AppendAdded(part, token, inside);
+    const bool begins_part = begins || begin > 0;
+    std::string normalized;
+    if (form.normalizes()) {
+      form.AppendNormalized(part, begins_part, inside, &normalized);
+      part = normalized;
+    }
+    const auto append = [&, begins = begins && begin == 0](size_t begin, size_t end,
+                                                           int32_t token) {
+      const absl::Span<size_t> here = TakePlaces(begin, end, &inside);
+      const absl::string_view its_text = part.substr(begin, end - begin);
+      if (token >= 0) return out->AppendAdded(its_text, token, here);
+      form.marks.AppendForm(its_text, begins && begin == 0, begins_part || begin > 0, here,
+                            &out->text);
+    };
+    ForEachPart(tokenizer_->normalized_, part, append);
+    for (size_t& place : inside) place = out->text.size();
+  });
+  for (size_t& place : places) place = out->text.size();
 }
 
-// Returns the run that begins at `begin`, which is UTF-8 or is not.
-BpeEncoder::Part BpeEncoder::RunAt(absl::string_view text, size_t begin, bool complete) {
-  Part run{Part::Kind::kText, text.size(), complete, -1};
-  for (size_t at = begin; at < text.size();) {
-    size_t next = at;
-    const bool valid = NextCodePoint(text, &next) != kCodePoints;
-    if (!valid && !complete && IsCutCharacter(text, at)) {
-      run.end = at;  // the next bytes decide
-      break;
-    }
-    const auto kind = valid ? Part::Kind::kText : Part::Kind::kBroken;
-    if (at == begin) run.kind = kind;
-    if (kind != run.kind) {
-      run.end = at, run.complete = true;
-      break;
-    }
-    at = valid ? next : at + 1;
+// No added token reaches across the cut, or ends or begins there.
+bool BpeEncoder::MayCut(absl::string_view text, size_t at) const {
+  if (at == text.size()) return true;
+  if (!FileEncoder::MayCut(text, at)) return false;
+  const BpeTokenizer::AddedTokens &raw = tokenizer_->raw_, &normalized = tokenizer_->normalized_;
+  if ((raw.strip || normalized.strip) &&
+      (EndOfSpaces(text, at) > at || BeginOfSpaces(text.substr(0, at), 0) < at)) {
+    return false;
   }
-  return run;
+  const auto touches = [&](const BpeTokenizer::AddedTokens& added) {
+    for (size_t begin = at - std::min(at, added.longest); begin <= at; ++begin) {
+      if (!added.begins[static_cast<uint8_t>(text[begin])]) continue;
+      const auto [token, length] = added.Longest(text.substr(begin));
+      if (token >= 0 && begin + length >= at) return true;
+    }
+    return false;
+  };
+  if (touches(raw)) return false;
+  if (normalized.nodes.empty()) return true;
+  if (!tokenizer_->file_.form.normalizes()) return !touches(normalized);
+  // ASCII that no character after it changes, and that no token has.
+  const auto is_apart = [&](char c) {
+    const char formed = c == ' ' ? kSpaceMark[0] : c;
+    return !normalized.has[static_cast<uint8_t>(c)] &&
+           !normalized.has[static_cast<uint8_t>(formed)];
+  };
+  return FileEncoder::MayCut(text, at - 1) && FileEncoder::MayCut(text, at + 1) &&
+         is_apart(text[at - 1]) && is_apart(text[at]);
 }
 
-BpeEncoder::Part BpeEncoder::PartAt(absl::string_view text, size_t begin, bool complete) {
-  if (begin >= run_.end) run_ = RunAt(text, begin, complete);
-  Part part = run_;
-  if (part.kind == Part::Kind::kBroken || added_.nodes.empty()) return part;
-  // An added token is UTF-8, so it does not reach across runs. Near the end of the text so far, a
-  // cut added token may begin, which may take the spaces before it.
-  const size_t cut = part.complete ? 0 : std::min(part.end - begin, added_.longest - 1);
-  const size_t run_end = part.end;
-  const Found added = FindAdded(added_, text.substr(0, run_end), begin, run_end - cut);
-  part.end = added.begin;
-  if (added.token < 0) {
-    if (!part.complete && added_.strip_left) {
-      part.end = BeginOfSpaces(text.substr(0, part.end), begin);
-    }
-    while (part.end > begin && part.end < run_end && ContinuesCharacter(text[part.end])) --part.end;
-    return part;
-  }
-  const bool may_go_on = !part.complete && added.begin + added.length == run_end &&
-                         tokenizer_->added_.at(added.token).strips_right;
-  part.complete = true;
-  if (added.begin > begin) return part;
-  if (may_go_on) return {Part::Kind::kText, begin, false, -1};
-  return {Part::Kind::kAdded, begin + added.length, true, added.token};
+size_t BpeEncoder::Reach() const {
+  constexpr size_t kCharacter = 4;  // bytes
+  return std::max(tokenizer_->raw_.longest, tokenizer_->normalized_.longest) + kCharacter;
 }
 
 absl::StatusOr<size_t> BpeEncoder::AppendPiece(absl::string_view text, size_t first, bool complete,
@@ -332,31 +306,33 @@ absl::StatusOr<size_t> BpeEncoder::AppendPiece(absl::string_view text, size_t fi
   return length;
 }
 
-absl::StatusOr<size_t> BpeEncoder::EncodePieces(absl::string_view text, size_t begin, size_t limit,
+absl::StatusOr<size_t> BpeEncoder::EncodePieces(const FormedText& text, size_t begin, size_t limit,
                                                 bool complete, std::vector<int32_t>* tokens) {
   size_t at = begin;
-  run_ = Part();
+  auto added = text.NextAdded(at);
   while (at < limit) {
-    const Part part = PartAt(text, at, complete);
-    if (part.kind == Part::Kind::kAdded) {
-      tokens->push_back(part.token);
-      at = part.end;
+    const bool is_last = added == text.added.end();
+    if (!is_last && added->begin == at) {
+      tokens->push_back(added->token);
+      at = added++->end;
       continue;
     }
-    if (part.kind == Part::Kind::kBroken) {
-      if (!part.complete) return kMore;
-      merger_.Append(text.substr(at, part.end - at), tokens);
-      at = part.end;
-      continue;
+    const auto part =
+        absl::string_view(text.text).substr(0, is_last ? text.text.size() : added->begin);
+    const auto [end, is_utf8] = RunAt(part, at);
+    const bool ends = complete || !is_last || end < part.size();
+    if (!is_utf8) {
+      if (!ends) return kMore;
+      merger_.Append(part.substr(at, end - at), tokens);
+      at = end;
     }
-    if (part.end == at) return kMore;
-    while (at < std::min(part.end, limit)) {
+    while (at < std::min(end, limit)) {
       BURST_ASSIGN_OR_RETURN(const size_t length,
-                             AppendPiece(text.substr(at, part.end - at), 0, part.complete, tokens));
+                             AppendPiece(part.substr(at, end - at), 0, ends, tokens));
       if (length == kMore) return kMore;
       at += length;
     }
-    if (at < limit && !part.complete) return kMore;
+    if (at < limit && !ends) return kMore;
   }
   return at;
 }

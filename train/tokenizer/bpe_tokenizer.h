@@ -34,7 +34,6 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
   absl::string_view Bytes(int32_t token) const override {
     return token < 0 || token >= vocab() ? absl::string_view() : file_.tokens[token];
   }
-  size_t Length(int32_t token, absl::string_view text) const override;
   std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const override;
 
  private:
@@ -51,10 +50,12 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
     std::vector<Node> nodes;  // empty: no tokens; else the first node is the empty text
     size_t longest = 0;       // the length of the longest text
     bool begins[256] = {};    // which bytes begin a text
-    bool strip_left = false;  // whether some token takes the spaces before it
+    bool has[256] = {};       // which bytes are in a text
+    bool of_texts = false;    // whether some token is not special
+    bool strip = false;       // whether some token takes the spaces next to it
 
-    // Takes the added tokens. If two have one text, the last counts.
-    void Take(std::vector<std::pair<std::string, int32_t>> added);
+    // Takes tokens and their texts. InvalidArgument means that they are not supported together.
+    absl::Status Take(std::vector<std::pair<std::string, const AddedToken*>> added);
     // Returns the longest token with which `text` begins (-1: none), and its length. Takes a step
     // for each byte that some token shares with the text, whatever the number of tokens.
     std::pair<int32_t, size_t> Longest(absl::string_view text) const;
@@ -63,23 +64,15 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
   BpeTokenizer(BpeFile file, BpeVocabulary vocabulary)
       : file_(std::move(file)), vocabulary_(std::move(vocabulary)) {}
 
-  // What an added token is in a formed text.
-  struct Added {
-    size_t length = 0;  // bytes of its text there
-    bool strips_left = false, strips_right = false;
-  };
-  void TakeAdded();
-  // Appends the form of a part of a text between added tokens. `begins_text` and `begins_part` say
-  // that the text or the part begins here. Places of the part become places of `*out`.
-  void AppendFormed(absl::string_view part, bool begins_text, bool begins_part,
-                    absl::Span<size_t> places, std::string* out) const;
+  absl::Status TakeAdded();
+  size_t PieceLength(int32_t token, absl::string_view text) const override;
 
   BpeFile file_;
   BpeVocabulary vocabulary_;
   std::vector<std::shared_ptr<const SplitPattern>> patterns_;  // of file_.form.splits
-  absl::flat_hash_map<int32_t, Added> added_;
-  // Tokens that are found in the formed text, and those that are found before a text is formed.
-  AddedTokens not_special_, all_, raw_not_special_, raw_;
+  absl::flat_hash_map<int32_t, const AddedToken*> added_;
+  // Tokens that are found before a text is normalized, and those that are found after it.
+  AddedTokens raw_, normalized_;
   int32_t end_of_text_ = -1;
 };
 
@@ -88,36 +81,28 @@ class BpeEncoder : public FileEncoder {
   BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials);
 
   void AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
-                        std::string* out) const override;
-  absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
+                        FormedText* out) const override;
+  bool MayCut(absl::string_view text, size_t at) const override;
+  size_t Reach() const override;
+  absl::StatusOr<size_t> EncodePieces(const FormedText& text, size_t begin, size_t limit,
                                       bool complete, std::vector<int32_t>* tokens) override;
 
  private:
-  // A part of the text whose end no piece crosses.
-  struct Part {
-    enum class Kind { kText, kBroken, kAdded } kind = Kind::kText;
-    size_t end = 0;
-    bool complete = true;  // false: the part goes on after the text
-    int32_t token = -1;
-  };
-  struct Found {
-    size_t begin, length;
-    int32_t token;
-  };
-  static Part RunAt(absl::string_view text, size_t begin, bool complete);
-  Part PartAt(absl::string_view text, size_t begin, bool complete);
-  Found FindAdded(const BpeTokenizer::AddedTokens& added, absl::string_view text, size_t begin,
-                  size_t end) const;
+  // Calls body(begin, end, token) for each added token of a text, with the spaces that it takes,
+  // and with -1 for each part between them.
+  template <typename Body>
+  void ForEachPart(const BpeTokenizer::AddedTokens& added, absl::string_view text,
+                   const Body& body) const;
+
   // Appends the tokens of the first piece that the matchers from `first` on cut off the text, and
   // returns its length or kMore.
   absl::StatusOr<size_t> AppendPiece(absl::string_view text, size_t first, bool complete,
                                      std::vector<int32_t>* tokens);
 
   const std::shared_ptr<const BpeTokenizer> tokenizer_;
-  const BpeTokenizer::AddedTokens &added_, &raw_;
+  const Specials specials_;
   BpeMerger merger_;
   std::vector<PatternMatcher> matchers_;
-  Part run_;  // the current run of UTF-8, or of other bytes
 };
 
 }  // namespace burst

@@ -1,19 +1,33 @@
 #include "train/tokenizer/file_tokenizer.h"
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "train/tokenizer/places.h"
+
 namespace burst {
 
-absl::Status FileEncoder::Encode(absl::string_view text, std::vector<int32_t>* tokens) {
-  std::string normalized;
-  AppendNormalized(text, /*begins=*/true, &normalized);
-  return EncodePieces(normalized, 0, normalized.size(), /*complete=*/true, tokens).status();
+std::vector<FormedText::Added>::const_iterator FormedText::NextAdded(size_t at) const {
+  return std::lower_bound(added.begin(), added.end(), at,
+                          [](const Added& a, size_t place) { return a.begin < place; });
 }
 
-absl::Span<size_t> FileEncoder::TakePlaces(size_t begin, size_t end, absl::Span<size_t>* places) {
-  size_t count = 0;
-  for (; count < places->size() && (*places)[count] < end; ++count) (*places)[count] -= begin;
-  const absl::Span<size_t> taken = places->subspan(0, count);
-  places->remove_prefix(count);
-  return taken;
+void FormedText::AppendAdded(absl::string_view its_text, int32_t token, absl::Span<size_t> places) {
+  MovePlaces(text.size(), places);
+  added.push_back({text.size(), text.size() + its_text.size(), token});
+  absl::StrAppend(&text, its_text);
+}
+
+absl::Status FileEncoder::Encode(absl::string_view text, std::vector<int32_t>* tokens) {
+  FormedText formed;
+  AppendNormalized(text, /*begins=*/true, &formed);
+  return EncodePieces(formed, 0, formed.text.size(), /*complete=*/true, tokens).status();
+}
+
+size_t FileTokenizer::Length(int32_t token, const FormedText& text, size_t at) const {
+  const auto added = text.NextAdded(at);
+  if (added != text.added.end() && added->begin == at) return added->end - at;
+  return PieceLength(token, absl::string_view(text.text).substr(at));
 }
 
 }  // namespace burst

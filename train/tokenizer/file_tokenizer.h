@@ -21,6 +21,23 @@ namespace burst {
 // kAreTokensAndSpaced also after each such token (transformers' "legacy").
 enum class Specials { kAreText, kAreTokens, kAreTokensAndSpaced };
 
+// A text in the form that pieces are made of: normalized, if the tokenizer does that.
+struct FormedText {
+  // An added token, which stands for the bytes [begin, end).
+  struct Added {
+    size_t begin, end;
+    int32_t token;
+  };
+
+  std::string text;
+  std::vector<Added> added;  // in the order of the text
+
+  // Returns the first added token that begins at or after `at`, or added.end().
+  std::vector<Added>::const_iterator NextAdded(size_t at) const;
+  // Appends a token's text. Places of it become places of this text.
+  void AppendAdded(absl::string_view its_text, int32_t token, absl::Span<size_t> places);
+};
+
 // Encodes text on one thread.
 class FileEncoder {
  public:
@@ -31,29 +48,30 @@ class FileEncoder {
   // Appends the tokens of a whole text.
   absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens);
 
-  // Appends the form of `text` that pieces are made of: normalized, if the tokenizer does that.
-  // `text` may be a part; `begins` says that it begins the whole text. If the second of two parts
-  // begins with an ASCII character, their form is the first one's form followed by the second
-  // one's.
-  void AppendNormalized(absl::string_view text, bool begins, std::string* out) const {
+  // Appends the form of `text` and its added tokens. `text` may be a part; `begins` says that it
+  // begins the whole text.
+  void AppendNormalized(absl::string_view text, bool begins, FormedText* out) const {
     AppendWithPlaces(text, begins, {}, out);
   }
-  // Does AppendNormalized, and makes places of `text`, in increasing order, places of `*out`. What
-  // is put before a character belongs to it. A place in a character of `*out` moves behind it.
+  // Does AppendNormalized, and makes places of `text`, in increasing order, places of `out->text`.
+  // What is put before a character belongs to it. A place in a character that changes moves behind
+  // it.
   virtual void AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
-                                std::string* out) const = 0;
+                                FormedText* out) const = 0;
 
-  // Appends the tokens of the pieces of a normalized text that begin in [begin, limit), where
-  // `begin` is the end of a piece. Returns the end of the last one (`begin` if there is none). The
-  // pieces depend on no byte before `begin`. Unless `text` is `complete`, returns kMore if they
-  // depend on bytes that would follow it; the caller then drops the appended tokens.
-  virtual absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
+  // Returns whether the form of text[0, at), followed by the form of the rest, is the form of the
+  // whole. It looks at Reach() bytes on both sides.
+  virtual bool MayCut(absl::string_view text, size_t at) const {
+    return at == text.size() || static_cast<unsigned char>(text[at]) < 0x80;
+  }
+  virtual size_t Reach() const { return 1; }
+
+  // Appends the tokens of the pieces of a formed text that begin in [begin, limit), where `begin`
+  // is the end of a piece. Returns the end of the last one (`begin` if there is none). The pieces
+  // depend on no byte before `begin`. A text that is not `complete` ends at a cut. If the pieces
+  // depend on bytes that would follow it, returns kMore; the caller then drops the appended tokens.
+  virtual absl::StatusOr<size_t> EncodePieces(const FormedText& text, size_t begin, size_t limit,
                                               bool complete, std::vector<int32_t>* tokens) = 0;
-
- protected:
-  // Removes the places before `end` from the beginning of `*places`. Returns them, counted from
-  // `begin`.
-  static absl::Span<size_t> TakePlaces(size_t begin, size_t end, absl::Span<size_t>* places);
 };
 
 // An immutable tokenizer that any thread may use, through its own FileEncoder, which keeps it
@@ -70,10 +88,13 @@ class FileTokenizer {
   // Returns the token's bytes in decoded text. They are empty for unused ids and ids beyond the
   // vocabulary.
   virtual absl::string_view Bytes(int32_t token) const = 0;
-  // Returns the number of bytes of the normalized text that the token stands for. `text` begins
-  // with them.
-  virtual size_t Length(int32_t token, absl::string_view text) const = 0;
+  // Returns the number of bytes that the token at text.text[at] stands for.
+  size_t Length(int32_t token, const FormedText& text, size_t at) const;
   virtual std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const = 0;
+
+ private:
+  // Does it for a token that is not an added one. `text` begins with its bytes.
+  virtual size_t PieceLength(int32_t token, absl::string_view text) const = 0;
 };
 
 }  // namespace burst

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "train/data/utf8.h"
+#include "train/tokenizer/places.h"
 
 namespace burst {
 namespace {
@@ -193,7 +194,7 @@ absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceToken
   return std::shared_ptr<const SentencePieceTokenizer>(std::move(tokenizer));
 }
 
-size_t SentencePieceTokenizer::Length(int32_t token, absl::string_view text) const {
+size_t SentencePieceTokenizer::PieceLength(int32_t token, absl::string_view text) const {
   size_t length = 0;
   for (const char byte : Bytes(token)) {
     length += byte == ' ' ? std::max<size_t>(1, SpaceAt(text, length)) : 1;
@@ -223,33 +224,35 @@ SentencePieceEncoder::Control SentencePieceEncoder::FindControl(absl::string_vie
 
 // SentencePiece adds its space to the text, in some prompts also to the text after a control token.
 void SentencePieceEncoder::AppendWithPlaces(absl::string_view text, bool begins,
-                                            absl::Span<size_t> places, std::string* out) const {
+                                            absl::Span<size_t> places, FormedText* out) const {
+  std::string& formed = out->text;
   for (size_t at = 0; at < text.size();) {
     const Control control = FindControl(text, at);
     const bool spaced = at > 0 ? specials_ == Specials::kAreTokensAndSpaced : begins;
     // As in transformers, a prompt that begins with a space gets no second one.
     const bool has_space = specials_ != Specials::kAreText && SpaceAt(text, at) > 0;
     if (control.begin > at && spaced && !has_space && tokenizer_->adds_space_) {
-      for (size_t& place : TakePlaces(at, at + 1, &places)) place += out->size();
-      out->push_back(' ');
+      MovePlaces(formed.size(), TakePlaces(at, at + 1, &places));
+      formed.push_back(' ');
     }
     const absl::string_view part = text.substr(0, control.begin);
     while (at < part.size()) {
       size_t valid = at, next = at;  // the ends of valid UTF-8
       while (next < part.size() && NextCodePoint(part, &next) != kCodePoints) valid = next;
-      for (size_t& place : TakePlaces(at, valid, &places)) place += out->size();
-      absl::StrAppend(out, part.substr(at, valid - at));
+      MovePlaces(formed.size(), TakePlaces(at, valid, &places));
+      absl::StrAppend(&formed, part.substr(at, valid - at));
       at = valid;
       if (at == part.size()) break;
-      for (size_t& place : TakePlaces(at, at + 1, &places)) place += out->size();
-      absl::StrAppend(out, kNotACharacter);
+      MovePlaces(formed.size(), TakePlaces(at, at + 1, &places));
+      absl::StrAppend(&formed, kNotACharacter);
       ++at;
     }
     at = control.begin + control.length;
-    for (size_t& place : TakePlaces(control.begin, at, &places)) place += out->size();
-    absl::StrAppend(out, text.substr(control.begin, control.length));
+    if (control.token < 0) break;
+    out->AppendAdded(text.substr(control.begin, control.length), control.token,
+                     TakePlaces(control.begin, at, &places));
   }
-  for (size_t& place : places) place = out->size();
+  for (size_t& place : places) place = formed.size();
 }
 
 // Returns the end of the spaces at `begin` and of the other characters after them.
@@ -261,21 +264,23 @@ size_t SentencePieceEncoder::EndOfWord(absl::string_view text, size_t begin) con
   return at;
 }
 
-absl::StatusOr<size_t> SentencePieceEncoder::EncodePieces(absl::string_view text, size_t begin,
+absl::StatusOr<size_t> SentencePieceEncoder::EncodePieces(const FormedText& text, size_t begin,
                                                           size_t limit, bool complete,
                                                           std::vector<int32_t>* tokens) {
   size_t at = begin;
-  Control control = FindControl(text, at);
+  auto added = text.NextAdded(at);
   while (at < limit) {
-    if (control.begin < at) control = FindControl(text, at);
-    if (control.begin == at) {
-      tokens->push_back(control.token);
-      at += control.length;
+    const bool is_last = added == text.added.end();
+    if (!is_last && added->begin == at) {
+      tokens->push_back(added->token);
+      at = added++->end;
       continue;
     }
-    const size_t end = EndOfWord(text.substr(0, control.begin), at);
-    if (end == text.size() && !complete) return kMore;
-    BURST_RETURN_IF_ERROR(AppendWord(text.substr(at, end - at), tokens));
+    const auto part =
+        absl::string_view(text.text).substr(0, is_last ? text.text.size() : added->begin);
+    const size_t end = EndOfWord(part, at);
+    if (end == part.size() && is_last && !complete) return kMore;
+    BURST_RETURN_IF_ERROR(AppendWord(part.substr(at, end - at), tokens));
     at = end;
   }
   return at;

@@ -39,13 +39,13 @@ class SentencePieceTokenizer : public FileTokenizer,
   absl::string_view Bytes(int32_t token) const override {
     return token < 0 || token >= vocab() ? absl::string_view() : bytes_[token];
   }
-  size_t Length(int32_t token, absl::string_view text) const override;
   std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const override;
 
  private:
   friend class SentencePieceEncoder;
 
   SentencePieceTokenizer() = default;
+  size_t PieceLength(int32_t token, absl::string_view text) const override;
 
   SentencePieceLibrary library_;
   std::vector<std::string> bytes_;
@@ -61,8 +61,8 @@ class SentencePieceEncoder : public FileEncoder {
       : tokenizer_(std::move(tokenizer)), specials_(specials) {}
 
   void AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
-                        std::string* out) const override;
-  absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
+                        FormedText* out) const override;
+  absl::StatusOr<size_t> EncodePieces(const FormedText& text, size_t begin, size_t limit,
                                       bool complete, std::vector<int32_t>* tokens) override;
 
  private:

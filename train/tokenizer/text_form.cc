@@ -1,8 +1,14 @@
 #include "train/tokenizer/text_form.h"
 
+#include <algorithm>
+
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "train/tokenizer/json_fields.h"
+#include "train/tokenizer/places.h"
+#include "train/tokenizer/unicode_normal.h"
 
 namespace burst {
 namespace {
@@ -38,13 +44,13 @@ class Reader {
       parts.pop_back();
       for (const Json& part : parts) BURST_RETURN_IF_ERROR(ReadCut(part));
       BURST_RETURN_IF_ERROR(ReadByteLevel(last));
-      if (form_.marks_spaces || form_.prefix != TextForm::Prefix::kNone) {
+      if (form_.normalizer_marks.any()) {
         return InvalidField("normalizer: U+2581 for spaces is supported with byte_fallback only");
       }
       return std::move(form_);
     }
     for (const Json& part : parts) BURST_RETURN_IF_ERROR(ReadOfMarks(part));
-    if (!form_.marks_spaces) {
+    if (!form_.normalizer_marks.replace && !form_.marks.replace) {
       return InvalidField("model.byte_fallback is supported with U+2581 for spaces only");
     }
     return std::move(form_);
@@ -72,14 +78,13 @@ class Reader {
       }
       return absl::OkStatus();
     }
-    form_.has_normalizer = true;
     if (type == "NFC") {
       form_.nfc = true;
     } else if (type == "Prepend" && Get(json, "prepend") == std::string(kSpaceMark)) {
-      form_.prefix = TextForm::Prefix::kEachPart;
+      form_.normalizer_marks.prefix = SpaceMarks::Prefix::kEachPart;
     } else if (type == "Replace" && Get(Get(json, "pattern"), "String") == " " &&
                Get(json, "content") == std::string(kSpaceMark)) {
-      form_.marks_spaces = true;
+      form_.normalizer_marks.replace = true;
     } else {
       return InvalidField(
           "normalizer ", Shown(type),
@@ -136,7 +141,8 @@ class Reader {
   // Reads a part of a tokenizer of characters: a Metaspace, or a Split at spaces, which are gone.
   absl::Status ReadOfMarks(const Json& json) {
     const std::string type = TypeOf(json);
-    if (type == "Split" && form_.marks_spaces && Get(Get(json, "pattern"), "String") == " ") {
+    if (type == "Split" && form_.normalizer_marks.replace &&
+        Get(Get(json, "pattern"), "String") == " ") {
       return absl::OkStatus();
     }
     if (type != "Metaspace" || Get(json, "replacement") != std::string(kSpaceMark)) {
@@ -147,12 +153,13 @@ class Reader {
     BURST_ASSIGN_OR_RETURN(const bool adds,
                            GetBool(json, "add_prefix_space", true, "pre_tokenizer"));
     const Json& scheme = Get(json, "prepend_scheme");
-    form_.marks_spaces = form_.prefix_once = true;
+    form_.marks = {/*replace=*/true, SpaceMarks::Prefix::kNone, /*prefix_once=*/true};
     if (scheme == "never" || (scheme.is_null() && !adds)) return absl::OkStatus();
     if (scheme != "first" && scheme != "always" && !scheme.is_null()) {
       return InvalidField("pre_tokenizer.prepend_scheme must be first, always or never");
     }
-    form_.prefix = scheme == "first" ? TextForm::Prefix::kFirstPart : TextForm::Prefix::kEachPart;
+    form_.marks.prefix =
+        scheme == "first" ? SpaceMarks::Prefix::kFirstPart : SpaceMarks::Prefix::kEachPart;
     return absl::OkStatus();
   }
 
@@ -161,6 +168,38 @@ class Reader {
 };
 
 }  // namespace
+
+void SpaceMarks::AppendForm(absl::string_view part, bool begins_text, bool begins_part,
+                            absl::Span<size_t> places, std::string* out) const {
+  if (part.empty()) return;
+  // The first place is before the mark that is put before the part.
+  MovePlaces(out->size(), TakePlaces(0, 1, &places));
+  const bool begins = prefix == Prefix::kFirstPart ? begins_text : begins_part;
+  const bool has_space = (replace && part[0] == ' ') || absl::StartsWith(part, kSpaceMark);
+  if (prefix != Prefix::kNone && begins && !(prefix_once && has_space)) {
+    absl::StrAppend(out, kSpaceMark);
+  }
+  for (size_t at = 0; at < part.size(); ++at) {
+    const size_t end = replace ? std::min(part.find(' ', at), part.size()) : part.size();
+    MovePlaces(out->size(), TakePlaces(at, end, &places));
+    absl::StrAppend(out, part.substr(at, end - at));
+    at = end;
+    if (at == part.size()) break;
+    MovePlaces(out->size(), TakePlaces(at, at + 1, &places));
+    absl::StrAppend(out, kSpaceMark);
+  }
+  for (size_t& place : places) place = out->size();
+}
+
+void TextForm::AppendNormalized(absl::string_view part, bool begins_part, absl::Span<size_t> places,
+                                std::string* out) const {
+  std::string composed;
+  if (nfc) {
+    AppendNfc(part, places, &composed);
+    part = composed;
+  }
+  normalizer_marks.AppendForm(part, /*begins_text=*/false, begins_part, places, out);
+}
 
 absl::StatusOr<TextForm> ReadTextForm(const Json& tokenizer_json, bool of_bytes) {
   return Reader(of_bytes).Read(tokenizer_json);
