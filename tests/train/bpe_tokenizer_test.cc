@@ -347,8 +347,11 @@ TEST(SplitPattern, ClassesAreThoseOfTokenizers) {
 
 // Oniguruma, which tokenizers uses, reads these parts otherwise than PCRE2.
 TEST(SplitPattern, PartsThatDifferAreRefused) {
-  for (const char* part : {"\\w", "\\W", "\\h", "\\H", "\\v", "\\V", "\\A", "\\G", "[\\w]", "^",
-                           "(?m)", "(?s:", "(?i-s)", "{,2}", "{1,3}+", "{2}+", "{2}?"}) {
+  for (const char* part :
+       {"\\w",     "\\W",     "\\h",     "\\H",     "\\v",           "\\V",         "\\A",
+        "\\G",     "[\\w]",   "^",       "(?m)",    "(?s:",          "(?i-s)",      "{,2}",
+        "{1,3}+",  "{2}+",    "{2}?",    "(?i)",    "\\X",           "\\1",         "\\p{Han}",
+        "\\p{lu}", "\\p{Cn}", "\\p{Mn}", "(?i:SS)", "(?i:\xC3\x9F)", "(?i:\\x{df})"}) {
     const absl::Status status = SplitPattern::Compile(absl::StrCat("a", part, "b)|.")).status();
     EXPECT_TRUE(absl::StrContains(status.message(), "which is not supported"))
         << part << ": " << status;
@@ -357,6 +360,24 @@ TEST(SplitPattern, PartsThatDifferAreRefused) {
                               "\\d", "(?=a)a", "[\\^$]", "\\^", "\\$", "[a{,2}]"}) {
     EXPECT_EQ(SplitPattern::Compile(pattern).status(), absl::OkStatus()) << pattern;
   }
+}
+
+// As in tokenizers, an empty match where a piece begins does not count, and hides what else would
+// match there.
+TEST(SplitPattern, EmptyMatches) {
+  const auto pieces = [](const char* pattern, absl::string_view text) {
+    const auto compiled = SplitPattern::Compile(pattern);
+    EXPECT_TRUE(compiled.ok()) << compiled.status();
+    PatternMatcher matcher(*compiled);
+    std::vector<size_t> lengths;
+    for (; !text.empty(); text.remove_prefix(lengths.back())) {
+      lengths.push_back(*matcher.FirstPiece(text, /*complete=*/true));
+    }
+    return lengths;
+  };
+  EXPECT_EQ(pieces("\\d?|\\D+", "ab12"), (std::vector<size_t>{1, 1, 1, 1}));
+  EXPECT_EQ(pieces("\\d*|\\D+", "\xC3\xA9 12"), (std::vector<size_t>{2, 1, 2}));
+  EXPECT_EQ(pieces("(?=(?:\\d{3})+(?!\\d))", "1234567"), (std::vector<size_t>{1, 3, 3}));
 }
 
 // As in tokenizers, $ is the end of a line.

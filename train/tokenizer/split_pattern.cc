@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/check.h"
 #include "burst/base/host_memory.h"
 #include "burst/base/status.h"
+#include "train/data/utf8.h"
 #include "train/tokenizer/unicode_additions.h"
 
 namespace burst {
@@ -37,6 +40,13 @@ std::string Additions(absl::string_view category) {
   return ranges;
 }
 
+// Properties \p{...} that have the same characters in PCRE2 and Oniguruma, with Additions. Scripts
+// do not: PCRE2's contain the characters that several scripts share.
+constexpr absl::string_view kProperties[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Me",
+                                             "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps",
+                                             "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk",
+                                             "So", "Z",  "Zs", "Zl", "Zp", "Cc", "Co", "Any"};
+
 // Writes the classes of characters that PCRE2 takes differently as lists of characters.
 class Translator {
  public:
@@ -44,6 +54,7 @@ class Translator {
 
   absl::StatusOr<std::string> Translate() {
     if (absl::StrContains(in_, "(*")) return NotSupported("a verb (*...)");
+    if (absl::StrContains(in_, "(?i")) BURST_RETURN_IF_ERROR(CheckCaseless());
     while (at_ < in_.size()) {
       const char c = in_[at_];
       if (c == '\\') {
@@ -72,6 +83,18 @@ class Translator {
   }
 
  private:
+  // Refuses what Oniguruma finds otherwise without case: U+00DF and ss are the same there.
+  absl::Status CheckCaseless() const {
+    for (const absl::string_view letters : {"ss", "st", "ff", "fi", "fl"}) {
+      if (!absl::StrContains(absl::AsciiStrToLower(in_), letters)) continue;
+      return NotSupported(absl::StrCat("the letters ", letters, " with (?i"));
+    }
+    if (absl::c_all_of(in_, absl::ascii_isascii) && !absl::StrContains(in_, "\\x")) {
+      return absl::OkStatus();
+    }
+    return NotSupported("characters that are not ASCII, or \\x, with (?i");
+  }
+
   // Refuses what Oniguruma reads otherwise: anchors at the start, flags, and repetitions {n,m} that
   // begin with a comma or that a + or ? follows.
   absl::Status CheckOutsideOfClasses() const {
@@ -84,6 +107,9 @@ class Translator {
       const bool are_flags = end < rest.size() && (rest[end] == ':' || rest[end] == ')');
       if (are_flags && flags.find_first_not_of("i-") != absl::string_view::npos) {
         return NotSupported(absl::StrCat("the flags (?", flags, ")"));
+      }
+      if (are_flags && rest[end] == ')' && at_ > 0) {
+        return NotSupported(absl::StrCat("the flags (?", flags, ") behind its beginning"));
       }
     }
     if (rest[0] != '{') return absl::OkStatus();
@@ -101,9 +127,9 @@ class Translator {
   absl::Status Escape() {
     const char kind = at_ + 1 < in_.size() ? in_[at_ + 1] : '\0';
     // Oniguruma's \w has other characters, its \h is a digit, its \v is one character. A piece is
-    // matched by itself, so \A and \G would match at every piece.
-    constexpr absl::string_view kOthers = "wWhHvVAG";
-    if (kind != '\0' && absl::StrContains(kOthers, kind)) {
+    // matched by itself, so \A and \G would match at every piece. Few others are the same.
+    constexpr absl::string_view kSame = "pPsSdDrntfx";
+    if (absl::ascii_isalnum(kind) && !absl::StrContains(kSame, kind)) {
       return NotSupported(absl::StrCat("\\", absl::string_view(&kind, 1)));
     }
     if (kind == 'd' || kind == 'D') {
@@ -123,7 +149,10 @@ class Translator {
         name = in_.substr(at_ + 3, end - at_ - 3);
         ++end;
       }
-      const std::string additions = name.empty() ? "" : Additions(name);
+      if (!absl::c_linear_search(kProperties, name)) {
+        return NotSupported(absl::StrCat("the property \\p{", name, "}"));
+      }
+      const std::string additions = Additions(name);
       if (!additions.empty()) {
         at_ = end;
         return Class(absl::StrCat("\\p{", name, "}", additions), kind == 'P', "\\P");
@@ -199,22 +228,21 @@ PatternMatcher::PatternMatcher(std::shared_ptr<const SplitPattern> pattern)
   pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
 }
 
-int PatternMatcher::Match(absl::string_view text, uint32_t options, uint32_t steps) {
+int PatternMatcher::Match(absl::string_view text, size_t begin, uint32_t options, uint32_t steps) {
   pcre2_set_match_limit(context_.get(), steps);
   if (pattern_->has_jit()) {
-    return pcre2_jit_match(pattern_->code(), Bytes(text), text.size(), 0, options, data_.get(),
+    return pcre2_jit_match(pattern_->code(), Bytes(text), text.size(), begin, options, data_.get(),
                            context_.get());
   }
-  return pcre2_match(pattern_->code(), Bytes(text), text.size(), 0, options | PCRE2_NO_UTF_CHECK,
-                     data_.get(), context_.get());
+  return pcre2_match(pattern_->code(), Bytes(text), text.size(), begin,
+                     options | PCRE2_NO_UTF_CHECK, data_.get(), context_.get());
 }
 
-absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool complete) {
-  const uint32_t options = PCRE2_NOTEMPTY_ATSTART | (complete ? 0 : PCRE2_PARTIAL_HARD);
+absl::StatusOr<int> PatternMatcher::MatchInTime(absl::string_view text, size_t begin,
+                                                uint32_t options) {
   // PCRE2 does not say how many steps a match took, but whether a limit was enough.
   uint32_t steps = kFirstSteps;
-  matched_ = false;
-  int result = Match(text, options, steps);
+  int result = Match(text, begin, options, steps);
   while (result == PCRE2_ERROR_MATCHLIMIT && steps < kMostSteps) {
     steps_ += steps;
     if (steps_ > kFreeSteps + kStepsPerByte * bytes_) {
@@ -222,7 +250,21 @@ absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool c
           "the tokenizer's pattern takes too long: more than ", kStepsPerByte, " steps a byte"));
     }
     steps = std::min(8 * steps, kMostSteps);
-    result = Match(text, options, steps);
+    result = Match(text, begin, options, steps);
+  }
+  return result;
+}
+
+absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool complete) {
+  const uint32_t options = complete ? 0 : PCRE2_PARTIAL_HARD;
+  const size_t* match = pcre2_get_ovector_pointer(data_.get());
+  matched_ = false;
+  BURST_ASSIGN_OR_RETURN(int result, MatchInTime(text, 0, options));
+  if (result >= 0 && match[0] == 0 && match[1] == 0) {
+    // As in tokenizers, an empty match where a piece begins does not count, but the next one.
+    size_t begin = 0;
+    NextCodePoint(text, &begin);
+    BURST_ASSIGN_OR_RETURN(result, MatchInTime(text, begin, options));
   }
   if (result == PCRE2_ERROR_NOMATCH && complete) bytes_ += static_cast<int64_t>(text.size());
   if (result == PCRE2_ERROR_NOMATCH) return complete ? text.size() : kMore;
@@ -234,7 +276,6 @@ absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool c
     return absl::ResourceExhaustedError(absl::StrCat("the tokenizer's pattern takes too long: ",
                                                      reinterpret_cast<const char*>(message)));
   }
-  const size_t* match = pcre2_get_ovector_pointer(data_.get());
   if (match[0] > match[1]) return absl::ResourceExhaustedError("the tokenizer's pattern uses \\K");
   matched_ = match[0] == 0;
   const size_t length = matched_ ? match[1] : match[0];

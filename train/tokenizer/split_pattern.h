@@ -62,7 +62,9 @@ class PatternMatcher {
   static constexpr uint32_t kFirstSteps = 4096, kMostSteps = 10'000'000;
   static constexpr int64_t kStepsPerByte = 1000, kFreeSteps = 4 * int64_t{kMostSteps};
 
-  int Match(absl::string_view text, uint32_t options, uint32_t steps);
+  int Match(absl::string_view text, size_t begin, uint32_t options, uint32_t steps);
+  // Returns what Match returns with enough steps.
+  absl::StatusOr<int> MatchInTime(absl::string_view text, size_t begin, uint32_t options);
 
   std::shared_ptr<const SplitPattern> pattern_;
   bool matched_ = false;
