@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -124,6 +126,29 @@ TEST(SentencePieceTokenizer, ControlTokensAreTextUnlessAskedFor) {
     EXPECT_EQ(plain == expected, name == "gemma");
     EXPECT_EQ(TokensOf(tokenizer, "</s>", Specials::kAreTokens), std::vector<int32_t>{2});
   }
+}
+
+// Tokens of a chat are often added to a model in other files of its folder.
+TEST(SentencePieceTokenizer, AddedTokensOfTheFolderAreFound) {
+  const std::string folder = FreshTestFolder();
+  std::ofstream(folder + "/tokenizer.model", std::ios::binary) << ModelFile("llama");
+  Json json = Json::parse(ReadAll(TokenizerFixture("tiny_llama2/tokenizer.json")));
+  const auto write = [&] { std::ofstream(folder + "/tokenizer.json") << json.dump(); };
+  write();
+  EXPECT_EQ(Tokenizer::Load(folder)->kind(), Tokenizer::Kind::kSentencePiece);
+  json["added_tokens"].push_back({{"id", 430}, {"content", "<|user|>"}, {"special", true}});
+  write();
+  const auto tokenizer = Tokenizer::Load(folder);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(TokensOf(*tokenizer, "<|user|>", Specials::kAreTokens), std::vector<int32_t>{430});
+  std::filesystem::remove(folder + "/tokenizer.json");
+  for (const int id : {419, 420}) {
+    std::ofstream(folder + "/added_tokens.json") << Json{{"<|user|>", id}};
+    const absl::Status status = Tokenizer::Load(folder).status();
+    EXPECT_EQ(status.ok(), id == 419);
+    EXPECT_EQ(absl::StrContains(status.message(), "got 420 without \"<|user|>\""), id == 420);
+  }
+  EXPECT_TRUE(Tokenizer::Load(folder + "/tokenizer.model").ok());
 }
 
 // A message that occurs twice is merged: the later fields count.

@@ -17,6 +17,7 @@
 #include "train/data/utf8.h"
 #include "train/tokenizer/bpe_file.h"
 #include "train/tokenizer/bpe_tokenizer.h"
+#include "train/tokenizer/json_fields.h"
 #include "train/tokenizer/prompt_template.h"
 #include "train/tokenizer/sentencepiece_tokenizer.h"
 
@@ -37,6 +38,25 @@ void AppendUtf8(uint32_t c, std::string* text) {
   } else {
     append(0xF0 | c >> 18), continuation(12), continuation(6), continuation(0);
   }
+}
+
+// Returns an added token of a tokenizer.json whose id is `size` or more; empty: none.
+std::string AddedBeyond(absl::string_view tokenizer_json, int64_t size) {
+  const nlohmann::json json = ParseJson(tokenizer_json).value_or(nlohmann::json());
+  for (const nlohmann::json& token : Get(json, "added_tokens")) {
+    const nlohmann::json &id = Get(token, "id"), &content = Get(token, "content");
+    if (id.is_number_integer() && id >= size && content.is_string()) return content;
+  }
+  return "";
+}
+
+// Returns a token of an added_tokens.json, {"TOKEN": ID}, whose id is `size` or more; empty: none.
+std::string NamedBeyond(absl::string_view added_tokens_json, int64_t size) {
+  const nlohmann::json json = ParseJson(added_tokens_json).value_or(nlohmann::json());
+  for (const auto& [content, id] : json.items()) {
+    if (id.is_number_integer() && id >= size) return content;
+  }
+  return "";
 }
 
 }  // namespace
@@ -144,6 +164,22 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
                                             ? OfTokenizerJson(std::move(text))
                                             : OfTokenizerModel(std::move(text));
   if (!tokenizer.ok()) return named(file, tokenizer.status());
+  if (tokenizer->kind() != Kind::kSentencePiece || file == path) return tokenizer;
+  // Tokens that were added to the model later are in other files of the folder.
+  const std::string json_file = in_folder("tokenizer.json"), added = in_folder("added_tokens.json");
+  if (fs::exists(json_file, error)) {
+    BURST_ASSIGN_OR_RETURN(text, ReadFile(json_file, kMaxTokenizerBytes));
+    if (AddedBeyond(text, tokenizer->vocab()).empty()) return tokenizer;
+    tokenizer = OfTokenizerJson(std::move(text));
+    if (!tokenizer.ok()) return named(json_file, tokenizer.status());
+  } else if (fs::exists(added, error)) {
+    BURST_ASSIGN_OR_RETURN(text, ReadFile(added, kMaxTokenizerBytes));
+    const std::string token = NamedBeyond(text, tokenizer->vocab());
+    if (token.empty()) return tokenizer;
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": must have the tokens of added_tokens.json; got ", tokenizer->vocab(),
+                     " without ", Shown(token), "; save the folder with a tokenizer.json"));
+  }
   return tokenizer;
 }
 
