@@ -201,6 +201,20 @@ TEST_F(ChatsTest, TagsInACommentAreNoMarks) {
   }
 }
 
+// Halves of a surrogate pair in two messages stay two characters.
+TEST_F(ChatsTest, HalvesOfAPairDoNotMeet) {
+  Write("model/chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+  ASSERT_EQ(Render(R"({"messages": [{"role": "user", "content": "a\ud83d"},)"
+                   R"( {"role": "assistant", "content": "\ude00b"}]})")
+                .exit_code,
+            0);
+  const Json row = Json::parse(ReadAll(folder_ + "/rendered.jsonl"));
+  EXPECT_EQ(row["text"],
+            "a\xEF\xBF\xBD\xEF\xBF\xBD"
+            "b");
+  EXPECT_EQ(row["counted"], Json::parse("[[4, 8]]"));
+}
+
 // A template that changes what its tags mark leaves nothing of the marks in the data.
 TEST_F(ChatsTest, FilteredMarksAreAnError) {
   Write("model/chat_template.jinja",

@@ -20,6 +20,7 @@ import gzip
 import json
 import os
 import pathlib
+import re
 import secrets
 import sys
 import zlib
@@ -251,12 +252,12 @@ def _tokens_before(processor):
 
 
 def in_bytes(text, ranges):
-    """Returns ranges of UTF-8 bytes. Half of a surrogate pair becomes U+FFFD, of three bytes as well."""
+    """Returns ranges of UTF-8 bytes."""
     result, done, at = [], 0, 0
     for bounds in ranges:
         row = []
         for place in bounds:
-            at += len(text[done:place].encode("utf-8", "surrogatepass"))
+            at += len(text[done:place].encode())
             done = place
             row.append(at)
         result.append(row)
@@ -314,6 +315,7 @@ def convert(options, template, out):
             try:
                 value = parse(line)
                 text, ranges = render_line(template, value, roles)
+                text = re.sub("[\ud800-\udfff]", "\ufffd", text)  # halves of pairs must not meet
             except BadLine as error:
                 message = f"--data: {path}: line {number}: {error}"
                 if options.bad_lines == "error":
