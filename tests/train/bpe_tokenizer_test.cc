@@ -210,6 +210,15 @@ TEST(BpeTokenizer, Gpt2FilesThatAreWrong) {
   };
   const std::string encoder = ReadAll(TokenizerFixture("tiny_gpt2/encoder.json"));
   EXPECT_EQ(load(encoder, ""), "");
+  std::ofstream(folder + "/tokenizer_config.json") << R"({"tokenizer_class": "Qwen2Tokenizer"})";
+  EXPECT_EQ(load(encoder, ""),
+            folder +
+                "/tokenizer_config.json: tokenizer_class must be GPT2Tokenizer or of its kind; got "
+                "\"Qwen2Tokenizer\"; save the folder with a tokenizer.json");
+  std::ofstream(folder + "/tokenizer_config.json") << R"({"tokenizer_class": "GPT2TokenizerFast"})";
+  std::ofstream(folder + "/added_tokens.json") << R"({"<pad>": 381})";
+  EXPECT_TRUE(absl::StrContains(load(encoder, ""), "\"<pad>\", which is not one of its 381"));
+  std::filesystem::remove(folder + "/added_tokens.json");
   EXPECT_EQ(load("[]", ""), folder + "/encoder.json: it must be a JSON object");
   EXPECT_EQ(load(encoder, "#version: 0.2\nt h e\n"),
             folder + "/vocab.bpe: line 2 is not two tokens with a space between them");

@@ -24,6 +24,8 @@
 namespace burst {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr int64_t kMaxCharTokens = 65535;  // a token is 16 bits
 
 void AppendUtf8(uint32_t c, std::string* text) {
@@ -40,23 +42,48 @@ void AppendUtf8(uint32_t c, std::string* text) {
   }
 }
 
-// Returns an added token of a tokenizer.json whose id is `size` or more; empty: none.
-std::string AddedBeyond(absl::string_view tokenizer_json, int64_t size) {
+// Returns whether a tokenizer.json has an added token whose id is `vocab` or more.
+bool HasAddedBeyond(absl::string_view tokenizer_json, int64_t vocab) {
   const nlohmann::json json = ParseJson(tokenizer_json).value_or(nlohmann::json());
-  for (const nlohmann::json& token : Get(json, "added_tokens")) {
-    const nlohmann::json &id = Get(token, "id"), &content = Get(token, "content");
-    if (id.is_number_integer() && id >= size && content.is_string()) return content;
-  }
-  return "";
+  const nlohmann::json& added = Get(json, "added_tokens");
+  return std::any_of(added.begin(), added.end(), [&](const nlohmann::json& token) {
+    const nlohmann::json& id = Get(token, "id");
+    return id.is_number_integer() && id >= vocab;
+  });
 }
 
-// Returns a token of an added_tokens.json, {"TOKEN": ID}, whose id is `size` or more; empty: none.
-std::string NamedBeyond(absl::string_view added_tokens_json, int64_t size) {
-  const nlohmann::json json = ParseJson(added_tokens_json).value_or(nlohmann::json());
-  for (const auto& [content, id] : json.items()) {
-    if (id.is_number_integer() && id >= size) return content;
+// Refuses a folder whose added_tokens.json, {"TOKEN": ID}, has tokens that its tokenizer lacks.
+absl::Status CheckHasAdded(const std::string& folder, int64_t vocab) {
+  const std::string path = (fs::path(folder) / "added_tokens.json").string();
+  std::error_code error;
+  if (!fs::exists(path, error)) return absl::OkStatus();
+  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxTokenizerBytes));
+  const nlohmann::json json = ParseJson(text).value_or(nlohmann::json());
+  for (const auto& [token, id] : json.items()) {
+    if (!id.is_number_integer() || id < vocab) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": must have tokens of the folder's tokenizer; got ", Shown(token), ", which is not ",
+        "one of its ", vocab, "; save the folder with a tokenizer.json"));
   }
-  return "";
+  return absl::OkStatus();
+}
+
+// Refuses a folder whose vocab.json is another family's, because no file of it has the pattern.
+absl::Status CheckIsGpt2(const std::string& folder) {
+  const std::string path = (fs::path(folder) / "tokenizer_config.json").string();
+  std::error_code error;
+  if (!fs::exists(path, error)) return absl::OkStatus();
+  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxTokenizerBytes));
+  const nlohmann::json config = ParseJson(text).value_or(nlohmann::json());
+  const nlohmann::json& kind = Get(config, "tokenizer_class");
+  if (!kind.is_string()) return absl::OkStatus();
+  const std::string name = kind;
+  for (const char* same : {"GPT2", "Roberta", "Bart", "CodeGen"}) {
+    if (absl::StartsWith(name, absl::StrCat(same, "Tokenizer"))) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": tokenizer_class must be GPT2Tokenizer or of its kind; got ",
+                   Shown(name), "; save the folder with a tokenizer.json"));
 }
 
 }  // namespace
@@ -121,7 +148,6 @@ absl::StatusOr<Tokenizer> Tokenizer::OfTokenizerModel(std::string model) {
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
-  namespace fs = std::filesystem;
   std::error_code error;  // reading reports a path that cannot be followed
   const auto in_folder = [&](const char* name) { return (fs::path(path) / name).string(); };
   const auto named = [](const std::string& file, const absl::Status& status) {
@@ -136,6 +162,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     for (const auto& names : kGpt2Files) {
       const std::string encoder = in_folder(names[0]), merges = in_folder(names[1]);
       if (fs::exists(file, error) || !fs::exists(encoder, error)) continue;
+      BURST_RETURN_IF_ERROR(CheckIsGpt2(path));
       BURST_ASSIGN_OR_RETURN(const std::string encoder_text, ReadFile(encoder, kMaxTokenizerBytes));
       BURST_ASSIGN_OR_RETURN(const std::string merges_text, ReadFile(merges, kMaxTokenizerBytes));
       BURST_ASSIGN_OR_RETURN(std::string json,
@@ -144,6 +171,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
       if (!tokenizer.ok()) {
         return named(absl::StrCat(encoder, " with ", names[1]), tokenizer.status());
       }
+      BURST_RETURN_IF_ERROR(CheckHasAdded(path, tokenizer->vocab()));
       return tokenizer;
     }
     if (!fs::exists(file, error)) {
@@ -166,20 +194,15 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
   if (!tokenizer.ok()) return named(file, tokenizer.status());
   if (tokenizer->kind() != Kind::kSentencePiece || file == path) return tokenizer;
   // Tokens that were added to the model later are in other files of the folder.
-  const std::string json_file = in_folder("tokenizer.json"), added = in_folder("added_tokens.json");
-  if (fs::exists(json_file, error)) {
-    BURST_ASSIGN_OR_RETURN(text, ReadFile(json_file, kMaxTokenizerBytes));
-    if (AddedBeyond(text, tokenizer->vocab()).empty()) return tokenizer;
-    tokenizer = OfTokenizerJson(std::move(text));
-    if (!tokenizer.ok()) return named(json_file, tokenizer.status());
-  } else if (fs::exists(added, error)) {
-    BURST_ASSIGN_OR_RETURN(text, ReadFile(added, kMaxTokenizerBytes));
-    const std::string token = NamedBeyond(text, tokenizer->vocab());
-    if (token.empty()) return tokenizer;
-    return absl::InvalidArgumentError(
-        absl::StrCat(file, ": must have the tokens of added_tokens.json; got ", tokenizer->vocab(),
-                     " without ", Shown(token), "; save the folder with a tokenizer.json"));
+  const std::string json_file = in_folder("tokenizer.json");
+  if (!fs::exists(json_file, error)) {
+    BURST_RETURN_IF_ERROR(CheckHasAdded(path, tokenizer->vocab()));
+    return tokenizer;
   }
+  BURST_ASSIGN_OR_RETURN(text, ReadFile(json_file, kMaxTokenizerBytes));
+  if (!HasAddedBeyond(text, tokenizer->vocab())) return tokenizer;
+  tokenizer = OfTokenizerJson(std::move(text));
+  if (!tokenizer.ok()) return named(json_file, tokenizer.status());
   return tokenizer;
 }
 
