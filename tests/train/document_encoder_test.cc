@@ -1,6 +1,7 @@
 #include "train/data/document_encoder.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -253,6 +254,21 @@ TEST_P(DocumentEncoderTest, LinesOfJson) {
       EXPECT_EQ(encoded->skipped.first, message);
     }
   }
+}
+
+// The time grows with the length of a text with a mask, not with its square.
+TEST_P(DocumentEncoderTest, ALongTextWithAMask) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  if (GetParam() == std::string("sentencepiece/phrases")) return;  // a text is one piece
+  std::string text;
+  while (text.size() < 3'000'000) text += "the ring of blocks\n";
+  const nlohmann::json line = {{"text", text}, {"counted", {{0, text.size()}}}};
+  Write("a.jsonl", line.dump() + "\n");
+  const clock_t begin = clock();
+  const auto encoded = Encode(tokenizer, {DocumentsAre::kJsonLines, {}}, 1 << 20);
+  EXPECT_LT(clock() - begin, 20 * CLOCKS_PER_SEC);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  EXPECT_EQ(encoded->tokens, TokensOf(tokenizer, text));
 }
 
 // Lines are read as Python's json reads them, with U+FFFD for half of a surrogate pair.

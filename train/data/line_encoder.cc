@@ -206,23 +206,15 @@ class LineEncoder {
     std::vector<int32_t>& tokens = piece->tokens;
     const size_t first = tokens.size();
     piece->counted.resize(first, true);
+    BURST_RETURN_IF_ERROR(
+        encoder->EncodePieces(text, 0, text.text.size(), /*complete=*/true, &tokens).status());
     size_t range = 0;  // the place where the next range begins
-    const auto add = [&](size_t begin, size_t end) {
+    for (size_t i = first, begin = 0; i < tokens.size(); ++i) {
+      const size_t end = begin + tokenizer_.of_file()->Length(tokens[i], text, begin);
       while (range < places.size() && places[range + 1] <= begin) range += 2;
       const bool counts = range < places.size() && places[range] < end;
-      piece->counted.push_back(counts && piece->counted.size() > first);
-    };
-    for (size_t at = 0; at < text.text.size();) {
-      const size_t before = tokens.size();
-      BURST_ASSIGN_OR_RETURN(const size_t end, encoder->EncodePieces(text, at, at + 1,
-                                                                     /*complete=*/true, &tokens));
-      for (size_t i = before; i < tokens.size(); ++i) {
-        const size_t next =
-            i + 1 == tokens.size() ? end : at + tokenizer_.of_file()->Length(tokens[i], text, at);
-        add(at, next);
-        at = next;
-      }
-      at = end;
+      piece->counted.push_back(counts && i > first);
+      begin = end;
     }
     return absl::OkStatus();
   }
