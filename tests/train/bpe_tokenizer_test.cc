@@ -189,6 +189,7 @@ TEST(BpeTokenizer, AddedTokensThatAreNotSupportedTogetherAreNamed) {
        "\"content\": \"cafe\u0301\", \"normalized\": true", "have the same text"},
       {"\"content\": \"<a>\"", "\"content\": \"<a>\", \"normalized\": false",
        "\"<a>\" must be there once"},
+      {"\"content\": \"<a>\"", "\"id\": 257, \"content\": \"\\u0120a\"", "stands for other bytes"},
   };
   for (const auto& c : cases) {
     Json json = Json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));

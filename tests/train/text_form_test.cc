@@ -70,6 +70,17 @@ TEST(TextForm, LengthsAddUpToTheText) {
   }
 }
 
+// As in tokenizers, U+2581 in an added token is a space of the decoded text.
+TEST(TextForm, MarksInAddedTokensAreSpaces) {
+  const Json form = Forms()["raw_marks"];
+  const Tokenizer tokenizer = *Load(Changed(form["base"], form["changes"]));
+  EXPECT_EQ(TokensOf(tokenizer,
+                     "a\xE2\x96\x81\xE2\x96\x81"
+                     "b")[1],
+            430);
+  EXPECT_EQ(tokenizer.Decode({430}), "  ");
+}
+
 // Text may be cut anywhere. The beginning has the same pieces as in the whole text, or the
 // tokenizer asks for more text.
 TEST(TextForm, PiecesOfTextThatIsNotComplete) {

@@ -123,13 +123,21 @@ class Reader {
     for (const AddedToken& token : file_.added) {
       // The library tokenizers numbers the tokens itself, whatever the file says.
       const auto found = ids_.find(token.text);
-      const int32_t id = found != ids_.end() ? found->second : next++;
-      if (token.id != id || !added_texts.insert(token.text).second) {
+      const bool is_new = found == ids_.end();
+      const int32_t id = is_new ? next++ : found->second;
+      if (token.id != id || (is_new && used[id]) || !added_texts.insert(token.text).second) {
         return InvalidField(
             "added_tokens: ", Shown(token.text), " must be there once, with the id ", id,
             ", which tokenizers gives it; got ", token.id, "; save the file with tokenizers");
       }
-      file_.tokens[id] = token.text;
+      const std::string bytes =
+          file_.of_bytes ? token.text : absl::StrReplaceAll(token.text, {{kSpaceMark, " "}});
+      if (!is_new && file_.tokens[id] != bytes) {
+        return InvalidField("added_tokens: ", Shown(token.text),
+                            " is a token of model.vocab, where ",
+                            "it stands for other bytes, which is not supported");
+      }
+      file_.tokens[id] = bytes;
     }
     return absl::OkStatus();
   }
