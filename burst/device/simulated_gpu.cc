@@ -40,9 +40,24 @@ std::string Describe(const Place& place) {
   return op == nullptr ? phase : std::string(phase) + ", " + op;
 }
 
+// The clock of a GPU that waits for no other.
+class ClockAlone : public SimulatedClock {
+ public:
+  double Now() override { return now_; }
+  void Advance(double seconds) override { now_ += seconds; }
+  void WaitUntil(double time) override { now_ = std::max(now_, time); }
+
+ private:
+  double now_ = 0;
+};
+
 }  // namespace
 
-SimulatedGpu::SimulatedGpu(const GpuModel& model) : model_(model), next_address_(kNowhere) {}
+SimulatedGpu::SimulatedGpu(const GpuModel& model, SimulatedClock* clock)
+    : model_(model),
+      own_clock_(clock == nullptr ? std::make_unique<ClockAlone>() : nullptr),
+      clock_(clock == nullptr ? own_clock_.get() : clock),
+      next_address_(kNowhere) {}
 
 SimulatedGpu::~SimulatedGpu() {
   for (const auto& [data, block] : blocks_) {
@@ -57,11 +72,11 @@ SimulatedGpu* SimulatedGpu::Current() { return current; }
 
 void SimulatedGpu::RunKernel(double bytes, double seconds) {
   const double time = model_.kernel_seconds + std::max(bytes / model_.bandwidth, seconds);
-  now_ += time;
+  clock_->Advance(time);
   kernel_seconds_[Here()] += time;
 }
 
-void SimulatedGpu::WaitUntil(double time) { now_ = std::max(now_, time); }
+void SimulatedGpu::WaitUntil(double time) { clock_->WaitUntil(time); }
 
 bool SimulatedGpu::IsBacked(const void* data) {
   return reinterpret_cast<uintptr_t>(data) < kNowhere;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -39,11 +40,21 @@ struct GpuModel {
   double message_seconds = 0;                                    // of the shortest message
 };
 
+// The clock of a simulated GPU, in seconds from 0.
+class SimulatedClock {
+ public:
+  virtual ~SimulatedClock() = default;
+  virtual double Now() = 0;
+  virtual void Advance(double seconds) = 0;
+  virtual void WaitUntil(double time) = 0;
+};
+
 // The simulated GPU of one rank. Its clock starts at 0 and advances with the work of the rank's
 // thread. Memory may be freed from any thread; everything else belongs to the rank's thread.
 class SimulatedGpu : public MemorySource {
  public:
-  explicit SimulatedGpu(const GpuModel& model);
+  // `clock`: a clock that other GPUs move, too; it must outlive the GPU. Null: one of its own.
+  explicit SimulatedGpu(const GpuModel& model, SimulatedClock* clock = nullptr);
   ~SimulatedGpu() override;
   SimulatedGpu(const SimulatedGpu&) = delete;
   SimulatedGpu& operator=(const SimulatedGpu&) = delete;
@@ -54,7 +65,7 @@ class SimulatedGpu : public MemorySource {
   const GpuModel& model() const { return model_; }
 
   // --- Time, in seconds.
-  double now() const { return now_; }
+  double now() const { return clock_->Now(); }
   // Simulates a kernel that moves `bytes` of memory and computes for `seconds`.
   void RunKernel(double bytes, double seconds);
   void WaitUntil(double time);
@@ -82,7 +93,8 @@ class SimulatedGpu : public MemorySource {
   };
 
   const GpuModel model_;
-  double now_ = 0;
+  std::unique_ptr<SimulatedClock> own_clock_;
+  SimulatedClock* const clock_;
   std::map<Place, double> kernel_seconds_;
   mutable std::mutex mutex_;
   uintptr_t next_address_;  // for allocations without memory

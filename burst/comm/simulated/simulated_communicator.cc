@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,7 +15,7 @@
 namespace burst {
 namespace {
 
-using Group = SimulatedTimes::Group;
+using Event = SimulatedTimes::Event;
 
 std::vector<int> WorldRanks(const Communicator& group) {
   std::vector<int> ranks;
@@ -25,17 +23,49 @@ std::vector<int> WorldRanks(const Communicator& group) {
   return ranks;
 }
 
+// The events of one rank's thread, on their way to the clocks of all ranks.
+class RankClock : public SimulatedClock {
+ public:
+  RankClock(SimulatedTimes* times, int rank) : times_(*times), rank_(rank) {}
+
+  SimulatedTimes& times() { return times_; }
+  // Hands the rank's events in, and waits until they have happened.
+  absl::Status Settle() { return times_.HandIn(rank_, &events_, /*most_left=*/0); }
+  // Hands the rank's events in before the thread may wait for the host of another rank.
+  absl::Status HandIn() { return times_.HandIn(rank_, &events_, kMostEvents); }
+  absl::Status Add(const Event& event) {
+    events_.push_back(event);
+    return events_.size() < kMostWritten ? absl::OkStatus() : HandIn();
+  }
+
+  double Now() override {
+    (void)Settle();  // the next call that returns a status says what failed
+    return times_.Now(rank_);
+  }
+  void Advance(double seconds) override { (void)Add({Event::Kind::kKernel, seconds}); }
+  void WaitUntil(double time) override { (void)Add({Event::Kind::kWaitUntil, time}); }
+
+ private:
+  // The most events that the thread holds, and that it may be ahead of the rank's clock.
+  static constexpr size_t kMostWritten = 1 << 10, kMostEvents = 1 << 12;
+
+  SimulatedTimes& times_;
+  const int rank_;
+  std::vector<Event> events_;
+};
+
 // A communicator of simulated GPUs. For a message of GPU memory, ranks exchange only the time at
 // which the sender has it (SimulatedTimes). Collectives begin when the last rank has reached them.
 // Messages of host memory go through `hosts`, a communicator of threads.
 class SimulatedCommunicator : public Communicator {
  public:
-  SimulatedCommunicator(Communicator* hosts, SimulatedTimes* times, std::shared_ptr<Group> group,
-                        SimulatedGpu* gpu, int ranks_per_node)
+  SimulatedCommunicator(Communicator* hosts, SimulatedTimes::Group* group, RankClock* clock,
+                        const GpuModel& model, int ranks_per_node)
       : hosts_(hosts),
-        times_(times),
-        group_(std::move(group)),
-        gpu_(gpu),
+        group_(group),
+        member_(clock->times().MakeMember(group)),
+        clock_(*clock),
+        model_(model),
         ranks_per_node_(ranks_per_node) {}
 
   int rank() const override { return hosts_->rank(); }
@@ -43,61 +73,48 @@ class SimulatedCommunicator : public Communicator {
   int WorldRank(int rank) const override { return hosts_->WorldRank(rank); }
   void Abort(const absl::Status& reason) override {
     hosts_->Abort(reason);
-    times_->Fail();
+    clock_.times().Fail();
   }
-  absl::Status Barrier() override { return hosts_->Barrier(); }
+  absl::Status Barrier() override {
+    BURST_RETURN_IF_ERROR(Checked(clock_.HandIn()));
+    return hosts_->Barrier();
+  }
+  // Waits until the rank's events have happened.
+  absl::Status Settle() { return Checked(clock_.Settle()); }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
+    BURST_RETURN_IF_ERROR(Checked(clock_.HandIn()));
     BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> part, hosts_->Split(color, key));
     const int64_t number = splits_++;
     if (part == nullptr) return part;
     auto comm = std::make_unique<SimulatedCommunicator>(
-        part.get(), times_, times_->MakeGroup(group_.get(), number, color, WorldRanks(*part)), gpu_,
-        ranks_per_node_);
+        part.get(), clock_.times().MakeGroup(group_, number, color, WorldRanks(*part)), &clock_,
+        model_, ranks_per_node_);
     comm->owned_ = std::move(part);
     return comm;
   }
 
   absl::Status Wait(Channel channel) override {
     const int c = static_cast<int>(channel);
-    if (hosts_post_[c]) BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
-    hosts_post_[c] = false;
-    for (const Transfer& transfer : transfers_[c]) {
-      double begin = std::max(transfer.begin, arrived_[c]);
-      for (const ReceiveBuffer& receive : transfer.receives) {
-        SentMessage sent;
-        if (!times_->Receive(*group_, c, WorldRank(receive.peer), WorldRank(rank()), &sent)) {
-          return Alone(channel);
-        }
-        if (sent.bytes != receive.bytes) {
-          return absl::InvalidArgumentError(absl::StrCat("rank ", WorldRank(receive.peer),
-                                                         " sends ", sent.bytes,
-                                                         " bytes to a buffer of ", receive.bytes));
-        }
-        begin = std::max(begin, sent.time);
-      }
-      if (transfer.collective.has_value()) {
-        double last = 0;
-        if (!times_->AwaitAll(*group_, *transfer.collective, WorldRank(rank()), &last)) {
-          return Alone(channel);
-        }
-        begin = std::max(begin, last);
-      }
-      arrived_[c] = begin + gpu_->model().message_seconds + transfer.seconds;
+    if (hosts_post_[c]) {
+      BURST_RETURN_IF_ERROR(Checked(clock_.HandIn()));
+      BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
     }
-    gpu_->WaitUntil(arrived_[c]);
-    transfers_[c].clear();
-    return absl::OkStatus();
+    hosts_post_[c] = false;
+    return Add({Event::Kind::kWait, 0, 0, channel, member_});
   }
 
   absl::Status AllReduceSum(const Tensor& tensor) override {
-    if (tensor.device() == DeviceType::kCpu) return hosts_->AllReduceSum(tensor);
+    if (tensor.device() == DeviceType::kCpu) {
+      BURST_RETURN_IF_ERROR(Checked(clock_.HandIn()));
+      return hosts_->AllReduceSum(tensor);
+    }
     BURST_RETURN_IF_ERROR(PostAllReduceSum(tensor));
     return Wait(Channel::kCollective);
   }
   absl::Status PostAllReduceSum(const Tensor& tensor) override {
     if (tensor.device() == DeviceType::kCpu) {
-      HostsPost(Channel::kCollective);
+      BURST_RETURN_IF_ERROR(BeginHostsPost(Channel::kCollective));
       return hosts_->PostAllReduceSum(tensor);
     }
     CountAllReduce(tensor.numel(), SizeOf(tensor.dtype()));
@@ -106,7 +123,7 @@ class SimulatedCommunicator : public Communicator {
   absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
                                   const Tensor& all) override {
     if (all.device() == DeviceType::kCpu) {
-      HostsPost(Channel::kCollective);
+      BURST_RETURN_IF_ERROR(BeginHostsPost(Channel::kCollective));
       return hosts_->PostAllGatherParts(own, counts, all);
     }
     CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
@@ -115,7 +132,7 @@ class SimulatedCommunicator : public Communicator {
   absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
                                     const Tensor& own) override {
     if (all.device() == DeviceType::kCpu) {
-      HostsPost(Channel::kCollective);
+      BURST_RETURN_IF_ERROR(BeginHostsPost(Channel::kCollective));
       return hosts_->PostReduceScatterSum(all, counts, own);
     }
     CountSent(Channel::kCollective, all.size_bytes() - own.size_bytes(), world_size() - 1);
@@ -125,9 +142,6 @@ class SimulatedCommunicator : public Communicator {
  protected:
   absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
                       absl::Span<const ReceiveBuffer> receives) override {
-    const int c = static_cast<int>(channel);
-    Transfer transfer;
-    transfer.begin = gpu_->now();
     Traffic out, in;
     std::vector<SendBuffer> host_sends;
     for (const SendBuffer& send : sends) {
@@ -136,8 +150,8 @@ class SimulatedCommunicator : public Communicator {
         continue;
       }
       out.Add(*this, send.peer, send.bytes);
-      times_->Send(*group_, c, WorldRank(rank()), WorldRank(send.peer),
-                   {transfer.begin, send.bytes});
+      BURST_RETURN_IF_ERROR(Add({Event::Kind::kSend, 0, send.bytes, channel, member_,
+                                 BoxOf(&sent_, channel, send.peer, /*sends=*/true)}));
     }
     std::vector<ReceiveBuffer> host_receives;
     for (const ReceiveBuffer& receive : receives) {
@@ -146,31 +160,49 @@ class SimulatedCommunicator : public Communicator {
         continue;
       }
       in.Add(*this, receive.peer, receive.bytes);
-      transfer.receives.push_back(receive);
     }
     if (host_sends.size() + host_receives.size() < sends.size() + receives.size()) {
-      transfer.seconds = std::max(out.Seconds(gpu_->model()), in.Seconds(gpu_->model()));
-      transfers_[c].push_back(std::move(transfer));
+      const double seconds = std::max(out.Seconds(model_), in.Seconds(model_));
+      BURST_RETURN_IF_ERROR(Add({Event::Kind::kTransfer, seconds, 0, channel, member_}));
+    }
+    for (const ReceiveBuffer& receive : receives) {
+      if (receive.device == DeviceType::kCpu) continue;
+      BURST_RETURN_IF_ERROR(Add({Event::Kind::kReceive, 0, receive.bytes, channel, member_,
+                                 BoxOf(&received_, channel, receive.peer, /*sends=*/false)}));
     }
     if (host_sends.empty() && host_receives.empty()) return absl::OkStatus();
-    HostsPost(channel);
+    BURST_RETURN_IF_ERROR(BeginHostsPost(channel));
     return hosts_->Post(channel, host_sends, host_receives);
   }
 
  private:
-  struct Transfer {
-    double begin = 0;                     // when this rank was ready
-    std::vector<ReceiveBuffer> receives;  // messages whose senders must be ready, too
-    std::optional<int64_t> collective;    // collective that all ranks must have reached
-    double seconds = 0;                   // seconds on the links
-  };
+  using Boxes = std::array<std::vector<SimulatedTimes::Box*>, kNumChannels>;  // by peer
 
-  void HostsPost(Channel channel) { hosts_post_[static_cast<int>(channel)] = true; }
+  absl::Status Add(const Event& event) { return Checked(clock_.Add(event)); }
 
-  // Returns why another rank sends nothing any more; the hosts' communicator knows the reason.
-  absl::Status Alone(Channel channel) {
-    BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
-    return absl::UnavailableError("another rank ended before its message");
+  // Says why another rank sends nothing any more; the hosts' communicator knows the reason.
+  absl::Status Checked(const absl::Status& status) {
+    if (absl::IsUnavailable(status)) {
+      BURST_RETURN_IF_ERROR(hosts_->Wait(Channel::kCollective));
+    }
+    return status;
+  }
+
+  absl::Status BeginHostsPost(Channel channel) {
+    hosts_post_[static_cast<int>(channel)] = true;
+    return Checked(clock_.HandIn());
+  }
+
+  // Returns the messages to a peer, or from it.
+  SimulatedTimes::Box* BoxOf(Boxes* boxes, Channel channel, int peer, bool sends) {
+    std::vector<SimulatedTimes::Box*>& by_peer = (*boxes)[static_cast<int>(channel)];
+    by_peer.resize(world_size());
+    if (by_peer[peer] == nullptr) {
+      const int own = WorldRank(rank()), other = WorldRank(peer);
+      by_peer[peer] =
+          clock_.times().BoxOf(group_, channel, sends ? own : other, sends ? other : own);
+    }
+    return by_peer[peer];
   }
 
   // The traffic in one direction.
@@ -195,29 +227,25 @@ class SimulatedCommunicator : public Communicator {
   absl::Status PostCollective(double bytes) {
     const int n = world_size();
     if (n == 1) return absl::OkStatus();
-    const int64_t number = collectives_++;
-    times_->Come(*group_, number, gpu_->now());
-    double rate = gpu_->model().links;
+    double rate = model_.links;
     int near = 0;
     for (int rank = 0; rank < n; ++rank) near += NodeOf(rank) == NodeOf(hosts_->rank());
-    if (near < n) rate = std::min(rate, near * gpu_->model().network);
-    transfers_[static_cast<int>(Channel::kCollective)].push_back(
-        {gpu_->now(), {}, number, bytes * (n - 1) / n / rate});
-    return absl::OkStatus();
+    if (near < n) rate = std::min(rate, near * model_.network);
+    return Add({Event::Kind::kCollective, bytes * (n - 1) / n / rate, collectives_++,
+                Channel::kCollective, member_});
   }
 
   std::unique_ptr<Communicator> owned_;
   Communicator* const hosts_;
-  SimulatedTimes* const times_;
-  const std::shared_ptr<Group> group_;
-  SimulatedGpu* const gpu_;
+  SimulatedTimes::Group* const group_;
+  SimulatedTimes::Member* const member_;
+  RankClock& clock_;
+  const GpuModel& model_;
   const int ranks_per_node_;
-  int64_t splits_ = 0, collectives_ = 0;                      // number so far
-  std::array<std::deque<Transfer>, kNumChannels> transfers_;  // posted, in order
+  int64_t splits_ = 0, collectives_ = 0;  // number so far
+  Boxes sent_, received_;                 // null: not used yet
   // Whether hosts posted since the last Wait.
   std::array<bool, kNumChannels> hosts_post_ = {};
-  // When the channel's last transfer arrived.
-  std::array<double, kNumChannels> arrived_ = {};
 };
 
 }  // namespace
@@ -225,14 +253,16 @@ class SimulatedCommunicator : public Communicator {
 absl::Status RunSimulatedRanks(
     int ranks, int ranks_per_node, const GpuModel& model,
     const std::function<absl::Status(Communicator&, SimulatedGpu&)>& body) {
-  SimulatedTimes times(ranks);
+  SimulatedTimes times(ranks, model.message_seconds);
   return RunRanks(ranks, [&](Communicator& hosts) {
-    SimulatedGpu gpu(model);
+    RankClock clock(&times, hosts.rank());
+    SimulatedGpu gpu(model, &clock);
     const ScopedSimulatedGpu scoped(&gpu);
     const ScopedRankProgress progress(hosts.rank());
-    SimulatedCommunicator comm(&hosts, &times, times.MakeGroup(nullptr, 0, 0, WorldRanks(hosts)),
-                               &gpu, ranks_per_node);
-    const absl::Status status = body(comm, gpu);
+    SimulatedCommunicator comm(&hosts, times.MakeGroup(nullptr, 0, 0, WorldRanks(hosts)), &clock,
+                               model, ranks_per_node);
+    absl::Status status = body(comm, gpu);
+    if (status.ok()) status = comm.Settle();
     if (!status.ok()) comm.Abort(status);
     times.Leave(hosts.rank());
     return status;

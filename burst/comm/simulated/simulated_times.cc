@@ -2,62 +2,59 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace burst {
 
-std::shared_ptr<SimulatedTimes::Group> SimulatedTimes::MakeGroup(const Group* parent,
-                                                                 int64_t number, int color,
-                                                                 const std::vector<int>& ranks) {
+SimulatedTimes::Group* SimulatedTimes::MakeGroup(const Group* parent, int64_t number, int color,
+                                                 const std::vector<int>& ranks) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<Group>& group = groups_[{parent, number, color}];
+  std::unique_ptr<Group>& group = groups_[{parent, number, color}];
   if (group == nullptr) {
-    group = std::make_shared<Group>();
+    group = std::make_unique<Group>();
     group->ranks = ranks;
   }
-  return group;
+  return group.get();
 }
 
-void SimulatedTimes::Send(Group& group, int channel, int from, int to, const SentMessage& message) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  std::deque<SentMessage>& messages = group.messages[{channel, from, to}];
-  messages.push_back(message);
-  if (ranks_[to].awaited != &messages) return;
-  lock.unlock();  // otherwise the woken thread would wait for the lock
-  ranks_[to].woken.notify_one();
-}
-
-bool SimulatedTimes::Receive(Group& group, int channel, int from, int to, SentMessage* message) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  std::deque<SentMessage>& messages = group.messages[{channel, from, to}];
-  if (!Await(lock, to, &messages, {from}, [&] { return !messages.empty(); })) return false;
-  *message = messages.front();
-  messages.pop_front();
-  return true;
-}
-
-void SimulatedTimes::Come(Group& group, int64_t number, double time) {
+SimulatedTimes::Member* SimulatedTimes::MakeMember(Group* group) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Group::Collective& collective = group.collectives[number];
-  collective.last = std::max(collective.last, time);
-  if (++collective.came < group.ranks.size()) return;
-  for (const int rank : group.ranks) {
-    if (ranks_[rank].awaited == &collective) ranks_[rank].woken.notify_one();
-  }
+  members_.push_back(std::unique_ptr<Member>(new Member(group)));
+  return members_.back().get();
 }
 
-bool SimulatedTimes::AwaitAll(Group& group, int64_t number, int rank, double* last) {
+SimulatedTimes::Box* SimulatedTimes::BoxOf(Group* group, Channel channel, int from, int to) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::tuple<int, int, int> key = {static_cast<int>(channel), from, to};
+  const auto found = group->boxes.find(key);
+  if (found != group->boxes.end()) return &found->second;
+  return &group->boxes.emplace(key, Box(from)).first->second;
+}
+
+absl::Status SimulatedTimes::HandIn(int rank, std::vector<Event>* events, size_t most_left) {
   std::unique_lock<std::mutex> lock(mutex_);
-  Group::Collective& collective = group.collectives[number];
-  const auto all = [&] { return collective.came == group.ranks.size(); };
-  if (!Await(lock, rank, &collective, group.ranks, all)) return false;
-  *last = collective.last;
-  if (++collective.read == group.ranks.size()) group.collectives.erase(number);
-  return true;
+  Rank& self = ranks_[rank];
+  const bool runs = self.events.empty();  // otherwise the events wait for another rank's
+  self.events.insert(self.events.end(), events->begin(), events->end());
+  events->clear();
+  if (runs) Run(rank);
+  self.most_left = most_left;
+  self.stopped = true;
+  self.woken.wait(lock,
+                  [&] { return failed_ || !self.status.ok() || self.events.size() <= most_left; });
+  self.stopped = false;
+  return failed_ ? absl::UnavailableError("another rank failed") : self.status;
+}
+
+double SimulatedTimes::Now(int rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ranks_[rank].now;
 }
 
 void SimulatedTimes::Leave(int rank) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ranks_[rank].left = true;
-  for (Rank& other : ranks_) other.woken.notify_one();
+  ranks_[rank].left = any_left_ = true;
+  for (Rank& other : ranks_) CheckAwaited(&other);
 }
 
 void SimulatedTimes::Fail() {
@@ -66,17 +63,107 @@ void SimulatedTimes::Fail() {
   for (Rank& rank : ranks_) rank.woken.notify_one();
 }
 
-template <typename Condition>
-bool SimulatedTimes::Await(std::unique_lock<std::mutex>& lock, int rank, const void* awaited,
-                           const std::vector<int>& needed, const Condition& condition) {
-  Rank& self = ranks_[rank];
+void SimulatedTimes::CheckAwaited(Rank* rank) {
   const auto left = [&](int other) { return ranks_[other].left; };
-  while (!condition()) {
-    if (failed_ || std::any_of(needed.begin(), needed.end(), left)) return false;
-    self.awaited = awaited;
-    self.woken.wait(lock);
-    self.awaited = nullptr;
+  const bool alone = (rank->box != nullptr && left(rank->box->from)) ||
+                     (rank->group != nullptr &&
+                      std::any_of(rank->group->ranks.begin(), rank->group->ranks.end(), left));
+  if (!alone || !rank->status.ok()) return;
+  rank->status = absl::UnavailableError("another rank ended before its message");
+  rank->woken.notify_one();
+}
+
+void SimulatedTimes::Run(int rank) {
+  ready_.push_back(rank);
+  while (!ready_.empty()) {
+    const int next = ready_.back();
+    ready_.pop_back();
+    Rank& self = ranks_[next];
+    self.box = nullptr;
+    self.group = nullptr;
+    while (self.status.ok() && !self.events.empty() && Happen(next, self.events.front())) {
+      self.events.pop_front();
+    }
+    if (any_left_) CheckAwaited(&self);
+    const bool done = self.events.size() <= self.most_left || !self.status.ok();
+    if (self.stopped && done) self.woken.notify_one();
   }
+}
+
+bool SimulatedTimes::Happen(int rank, const Event& event) {
+  using Kind = Event::Kind;
+  Rank& self = ranks_[rank];
+  const auto c = static_cast<size_t>(event.channel);
+  switch (event.kind) {
+    case Kind::kKernel:
+      self.now += event.seconds;
+      return true;
+    case Kind::kWaitUntil:
+      self.now = std::max(self.now, event.seconds);
+      return true;
+    case Kind::kSend:
+      event.box->messages.push_back({self.now, event.number});
+      if (event.box->reader >= 0) ready_.push_back(std::exchange(event.box->reader, -1));
+      return true;
+    case Kind::kTransfer:
+      event.member->channels[c].transfers.push_back({self.now, event.seconds, {}, 0, -1});
+      return true;
+    case Kind::kReceive:
+      event.member->channels[c].transfers.back().receives.push_back({event.box, event.number});
+      return true;
+    case Kind::kCollective: {
+      event.member->channels[c].transfers.push_back({self.now, event.seconds, {}, 0, event.number});
+      Group& group = *event.member->group;
+      Group::Collective& collective = group.collectives[event.number];
+      collective.last = std::max(collective.last, self.now);
+      if (++collective.came < group.ranks.size()) return true;
+      ready_.insert(ready_.end(), collective.readers.begin(), collective.readers.end());
+      return true;
+    }
+    case Kind::kWait:
+      break;
+  }
+  Member::OfChannel& channel = event.member->channels[c];
+  for (; !channel.transfers.empty(); channel.transfers.pop_front()) {
+    Member::Transfer& transfer = channel.transfers.front();
+    if (!ReceiveAll(rank, &transfer)) return false;
+    if (transfer.collective >= 0 && !MeetAll(rank, event.member->group, &transfer)) return false;
+    channel.arrived =
+        std::max(transfer.begin, channel.arrived) + message_seconds_ + transfer.seconds;
+  }
+  self.now = std::max(self.now, channel.arrived);
+  return true;
+}
+
+bool SimulatedTimes::ReceiveAll(int rank, Member::Transfer* transfer) {
+  for (; transfer->received < transfer->receives.size(); ++transfer->received) {
+    const auto& [box, bytes] = transfer->receives[transfer->received];
+    if (box->messages.empty()) {
+      box->reader = rank;
+      ranks_[rank].box = box;
+      return false;
+    }
+    const Box::Message message = box->messages.front();
+    box->messages.pop_front();
+    if (message.bytes != bytes) {
+      ranks_[rank].status = absl::InvalidArgumentError(absl::StrCat(
+          "rank ", box->from, " sends ", message.bytes, " bytes to a buffer of ", bytes));
+      return false;
+    }
+    transfer->begin = std::max(transfer->begin, message.time);
+  }
+  return true;
+}
+
+bool SimulatedTimes::MeetAll(int rank, Group* group, Member::Transfer* transfer) {
+  Group::Collective& collective = group->collectives[transfer->collective];
+  if (collective.came < group->ranks.size()) {
+    collective.readers.push_back(rank);
+    ranks_[rank].group = group;
+    return false;
+  }
+  transfer->begin = std::max(transfer->begin, collective.last);
+  if (++collective.read == group->ranks.size()) group->collectives.erase(transfer->collective);
   return true;
 }
 
