@@ -2,23 +2,45 @@
 
 #include "burst/base/check.h"
 #include "burst/kernels/gpu/sm90/mask_hints.h"
+#include "burst/kernels/simulated_attention.h"
 
 namespace burst {
 
+KeyRanges KernelKeys::OnHost() const {
+  KeyRanges ranges;
+  ranges.begin = begin.data();
+  ranges.end = end.data();
+  ranges.batch_stride = rows == 1 ? 0 : q_len;
+  ranges.documents = documents_;
+  return ranges;
+}
+
+void KernelKeys::CountForSimulation() {
+  if (all) return;
+  tiles_ = VisibleTiles(OnHost(), rows, q_len);
+  most_queries_ = sm90::MostQueries(OnHost(), rows, q_len);
+  begin = {};
+  end = {};
+}
+
 KeyRanges KernelKeys::ranges(DeviceType device) const {
   if (all) return {};
-  const int64_t batch_stride = rows == 1 ? 0 : q_len;
-  const KeyRanges on_host = {begin.data(), end.data(), batch_stride, /*most_queries=*/0,
-                             documents_};
+  const KeyRanges on_host = OnHost();
   if (device == DeviceType::kCpu) return on_host;
-  if (on_gpu_.null()) {
+  if (on_gpu_.null() && tiles_ >= 0) {
+    on_gpu_ = Tensor::Empty({2, rows, q_len}, DType::kInt32, device);
+  } else if (on_gpu_.null()) {
     std::vector<int32_t> both = begin;
     both.insert(both.end(), end.begin(), end.end());
     on_gpu_ = Tensor::FromVector(both, {2, rows, q_len}, device);
     most_queries_ = sm90::MostQueries(on_host, rows, q_len);
   }
-  const auto* data = static_cast<const int32_t*>(on_gpu_.raw_data());
-  return {data, data + rows * q_len, batch_stride, most_queries_, documents_};
+  KeyRanges on_gpu = on_host;
+  on_gpu.begin = static_cast<const int32_t*>(on_gpu_.raw_data());
+  on_gpu.end = on_gpu.begin + rows * q_len;
+  on_gpu.most_queries = most_queries_;
+  on_gpu.tiles = tiles_;
+  return on_gpu;
 }
 
 KeyBlocks KernelBlocks::lists(DeviceType device) const {
@@ -67,6 +89,7 @@ KernelMask::KernelMask(const Mask& mask, const std::vector<int32_t>& queries,
   BlockMask between = mask.Between(queries, keys, kListBlock);
   for (VisibleKeys& part : between.parts) {
     parts.emplace_back(std::move(part), mask.MaySeparateDocuments());
+    if (SimulatedGpu::Current() != nullptr) parts.back().CountForSimulation();
   }
   blocks = KernelBlocks(std::move(between.blocks));
 }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "burst/device/simulated_gpu.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/mask/block_mask.h"
 #include "burst/mask/mask.h"
@@ -21,8 +22,11 @@ class KernelArray {
   // `values` are the same in every call. Points into them, or into their copy on the GPU.
   const T* On(DeviceType device, const std::vector<T>& values) const {
     if (device == DeviceType::kCpu) return values.data();
-    if (on_gpu_.null()) {
-      on_gpu_ = Tensor::FromVector(values, {static_cast<int64_t>(values.size())}, device);
+    const Shape shape = {static_cast<int64_t>(values.size())};
+    if (on_gpu_.null() && SimulatedGpu::Current() != nullptr) {
+      on_gpu_ = Tensor::Empty(shape, DTypeOf<T>::value, device);  // no kernel reads it
+    } else if (on_gpu_.null()) {
+      on_gpu_ = Tensor::FromVector(values, shape, device);
     }
     return static_cast<const T*>(on_gpu_.raw_data());
   }
@@ -41,9 +45,15 @@ class KernelKeys : public VisibleKeys {
 
   // Points into begin and end, or into their copy on the GPU.
   KeyRanges ranges(DeviceType device) const;
+  // Counts what a simulated GPU's kernels ask for, and drops begin and end: the masks of all ranks
+  // of a plan would not fit into its host's memory.
+  void CountForSimulation();
 
  private:
+  KeyRanges OnHost() const;
+
   bool documents_ = false;
+  int64_t tiles_ = -1;     // KeyRanges::tiles
   mutable Tensor on_gpu_;  // [2, rows, q_len]: begin and end
   mutable int64_t most_queries_ = 0;
 };

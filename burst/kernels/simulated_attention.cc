@@ -25,7 +25,7 @@ int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 
 // Returns the pairs of a tile of queries and a tile of keys of which some see each other, over
 // batch and heads.
-double VisibleTiles(const FlashAttentionShape& s) {
+double VisibleTilesOf(const FlashAttentionShape& s) {
   const int64_t all_heads = s.batch * s.num_heads;
   if (s.blocks.key_begin != nullptr) {
     static_assert(kTile == kListBlock, "");
@@ -35,15 +35,8 @@ double VisibleTiles(const FlashAttentionShape& s) {
   }
   if (s.visible.begin == nullptr) return 1.0 * all_heads * Tiles(s.q_len) * Tiles(s.k_len);
   const int64_t rows = s.visible.batch_stride == 0 ? 1 : s.batch;
-  int64_t tiles = 0;
-  for (int64_t b = 0; b < rows; ++b) {
-    const int32_t* const begins = s.visible.begin + b * s.visible.batch_stride;
-    const int32_t* const ends = s.visible.end + b * s.visible.batch_stride;
-    for (int64_t first = 0; first < s.q_len; first += kTile) {
-      const int64_t last = std::min(first + kTile, s.q_len) - 1;
-      if (begins[first] < ends[last]) tiles += Tiles(ends[last]) - begins[first] / kTile;
-    }
-  }
+  const int64_t tiles =
+      s.visible.tiles >= 0 ? s.visible.tiles : VisibleTiles(s.visible, rows, s.q_len);
   return static_cast<double>(tiles) * all_heads / rows;
 }
 
@@ -72,6 +65,19 @@ void Run(const FlashAttentionShape& s, double tiles, double rate, const Work& sc
 bool IsNarrow(const FlashAttentionShape& s) { return s.head_dim <= 64; }
 
 }  // namespace
+
+int64_t VisibleTiles(const KeyRanges& ranges, int64_t rows, int64_t q_len) {
+  int64_t tiles = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t* const begins = ranges.begin + row * ranges.batch_stride;
+    const int32_t* const ends = ranges.end + row * ranges.batch_stride;
+    for (int64_t first = 0; first < q_len; first += kTile) {
+      const int64_t last = std::min(first + kTile, q_len) - 1;
+      if (begins[first] < ends[last]) tiles += Tiles(ends[last]) - begins[first] / kTile;
+    }
+  }
+  return tiles;
+}
 
 absl::Status SimulatedAttentionKernels::Check(DeviceType device, DType dtype,
                                               const HeadWidths& widths) const {
@@ -102,7 +108,7 @@ void SimulatedAttentionKernels::Forward(const FlashForwardParams& params) const 
     SimulatedGpu::Current()->RunKernel(1.5 * row_bytes * rows, 0);
   }
   // S = Q K^T, O = P V; a merge also reads O, in fp32.
-  Run(s, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowForward * rate : rate,
+  Run(s, VisibleTilesOf(s) + ends, IsNarrow(s) ? kNarrowForward * rate : rate,
       /*scores=*/{1, 1, 1}, /*values=*/{1, params.merge ? 3 : 1, 1});
 }
 
@@ -125,7 +131,7 @@ void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) cons
   const double rate = SimulatedGpu::Current()->model().attention_backward;
   // S, dQ and dK; dP and dV. Sums in fp32 are read and written.
   const int keys = params.dk.assigned() ? 2 : 5;
-  Run(s, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowBackward * rate : rate,
+  Run(s, VisibleTilesOf(s) + ends, IsNarrow(s) ? kNarrowBackward * rate : rate,
       /*scores=*/{3, dq.null() ? 5 : 8, keys}, /*values=*/{2, 1, keys});
 }
 

@@ -6,6 +6,10 @@
 
 namespace burst {
 
+// Returns KeyRanges::tiles of ranges in the host's memory, which describe `rows` batch rows of
+// `q_len` queries each.
+int64_t VisibleTiles(const KeyRanges& ranges, int64_t rows, int64_t q_len);
+
 class SimulatedAttentionKernels : public AttentionKernels {
  public:
   absl::Status Check(DeviceType device, DType dtype, const HeadWidths& widths) const override;

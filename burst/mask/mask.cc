@@ -22,44 +22,70 @@ const List* RowOf(const std::vector<List>& rows, int64_t row) {
   return rows.empty() ? nullptr : &rows[rows.size() == 1 ? 0 : row];
 }
 
+// Returns the positions that the query at position q sees, [first, second). `document` are the
+// positions of its document, and `span` is the first span that ends after q; null: none.
+std::pair<int64_t, int64_t> SeenBy(const IntervalMask& mask, int64_t q,
+                                   const std::pair<int64_t, int64_t>& document, const Span* span) {
+  auto [lower, upper] = document;
+  if (mask.causal) upper = std::min(upper, q + 1);
+  if (mask.window > 0) {
+    const int64_t window = std::min(mask.window, kInfinity);
+    lower = std::max(lower, q - window + 1);
+    upper = std::min(upper, q + window);
+  }
+  if (span != nullptr && span->begin <= q) {
+    lower = std::min(lower, std::max<int64_t>(span->begin, document.first));
+    upper = std::max(upper, std::min<int64_t>(span->end, document.second));
+  }
+  return {lower, upper};
+}
+
+// Returns the same, and finds the document and the span of a batch row.
+std::pair<int64_t, int64_t> SeenBy(const IntervalMask& mask, int64_t row, int64_t q) {
+  std::pair<int64_t, int64_t> document = {0, kInfinity};
+  if (const Positions* const starts = RowOf(mask.documents, row); starts != nullptr) {
+    const auto next = std::upper_bound(starts->begin(), starts->end(), q);
+    if (next != starts->begin()) document.first = *(next - 1);
+    if (next != starts->end()) document.second = *next;
+  }
+  const Span* span = nullptr;
+  if (const std::vector<Span>* const spans = RowOf(mask.spans, row); spans != nullptr) {
+    const auto next = std::partition_point(spans->begin(), spans->end(),
+                                           [&](const Span& other) { return other.end <= q; });
+    if (next != spans->end()) span = &*next;
+  }
+  return SeenBy(mask, q, document, span);
+}
+
 // Calls visit(i, begin, end) for every query i, which sees the keys begin <= j < end of
-// k_positions. It stops when visit returns false. The time is linear, because both bounds only move
-// forward.
+// k_positions. The time is linear, because both bounds only move forward.
 template <typename Visit>
 void ForEachQuery(const IntervalMask& mask, int64_t row, const Positions& q_positions,
                   const Positions& k_positions, Visit visit) {
   const Positions* const document_starts = RowOf(mask.documents, row);
   const std::vector<Span>* const spans = RowOf(mask.spans, row);
   const int64_t k_len = static_cast<int64_t>(k_positions.size());
-  const int64_t window = std::min(mask.window, kInfinity);
   int64_t begin = 0, end = 0;
   size_t next_document = 0, next_span = 0;
-  int64_t document_begin = 0, document_end = kInfinity;
+  std::pair<int64_t, int64_t> document = {0, kInfinity};
   for (size_t i = 0; i < q_positions.size(); ++i) {
     const int64_t q = q_positions[i];
     if (document_starts != nullptr) {
       while (next_document < document_starts->size() && (*document_starts)[next_document] <= q) {
-        document_begin = (*document_starts)[next_document++];
+        document.first = (*document_starts)[next_document++];
       }
-      document_end =
+      document.second =
           next_document < document_starts->size() ? (*document_starts)[next_document] : kInfinity;
     }
-    int64_t lower = document_begin, upper = document_end;  // visible positions: lower <= p < upper
-    if (mask.causal) upper = std::min(upper, q + 1);
-    if (window > 0) {
-      lower = std::max(lower, q - window + 1);
-      upper = std::min(upper, q + window);
-    }
+    const Span* span = nullptr;
     if (spans != nullptr) {
       while (next_span < spans->size() && (*spans)[next_span].end <= q) ++next_span;
-      if (next_span < spans->size() && (*spans)[next_span].begin <= q) {
-        lower = std::min(lower, std::max<int64_t>((*spans)[next_span].begin, document_begin));
-        upper = std::max(upper, std::min<int64_t>((*spans)[next_span].end, document_end));
-      }
+      if (next_span < spans->size()) span = &(*spans)[next_span];
     }
+    const auto [lower, upper] = SeenBy(mask, q, document, span);
     while (begin < k_len && k_positions[begin] < lower) ++begin;
     while (end < k_len && k_positions[end] < upper) ++end;
-    if (!visit(i, begin, end)) return;
+    visit(i, begin, end);
   }
 }
 
@@ -72,23 +98,29 @@ VisibleKeys IntervalsBetween(const IntervalMask& mask, const Positions& q_positi
     ForEachQuery(mask, row, q_positions, k_positions, [&](int64_t i, int64_t begin, int64_t end) {
       begins[i] = static_cast<int32_t>(begin);
       ends[i] = static_cast<int32_t>(end);
-      return true;
     });
   }
   visible.Count(static_cast<int64_t>(k_positions.size()));
   return visible;
 }
 
+// A query's first key is found by bisection, and so is the next query that may see it.
 bool AnyIntervalVisible(const IntervalMask& mask, const Positions& q_positions,
                         const Positions& k_positions) {
-  bool any = false;
-  for (int64_t row = 0; row < mask.rows() && !any; ++row) {
-    ForEachQuery(mask, row, q_positions, k_positions, [&](int64_t, int64_t begin, int64_t end) {
-      any = begin < end;
-      return !any;
-    });
+  for (int64_t row = 0; row < mask.rows(); ++row) {
+    auto q = q_positions.begin();
+    auto k = k_positions.begin();
+    while (q != q_positions.end()) {
+      const auto [lower, upper] = SeenBy(mask, row, *q);
+      k = std::lower_bound(k, k_positions.end(), lower);
+      if (k == k_positions.end()) break;
+      if (*k < upper) return true;
+      q = std::partition_point(q + 1, q_positions.end(), [&, row](int32_t other) {
+        return SeenBy(mask, row, other).second <= *k;
+      });
+    }
   }
-  return any;
+  return false;
 }
 
 absl::Status CheckDocuments(int64_t seqlen, const DocumentStarts& documents) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -144,41 +145,62 @@ TokenShard TokenShard::Make(int group_index, int num_groups, int64_t seqlen, con
   shard.group_index_ = group_index;
   shard.seqlen_ = seqlen;
   shard.group_ = group;
+  Positions all;
   for (int index = 0; index < num_groups; ++index) {
-    std::vector<int32_t>& positions = shard.positions_.emplace_back();
+    std::vector<int32_t>& positions = all.emplace_back();
     for (int g = 0; g < group.size; ++g) {
       std::vector<int32_t> local = positions_of(index * group.size + g);
       positions.insert(positions.end(), local.begin(), local.end());
       if (index == group_index) shard.local_.push_back(std::move(local));
     }
-    std::sort(positions.begin(), positions.end());
+    if (group.size > 1) std::sort(positions.begin(), positions.end());
   }
+  shard.positions_ = Share(std::move(all));
   for (const std::vector<int32_t>& local : shard.local_) {
-    shard.runs_.push_back(FindRuns(local, shard.positions_[group_index]));
+    shard.runs_.push_back(FindRuns(local, shard.group_positions(group_index)));
   }
   return shard;
+}
+
+// A plan has many ranks in one process, each of which knows the tokens of all.
+std::shared_ptr<const TokenShard::Positions> TokenShard::Share(Positions positions) {
+  static std::mutex mutex;
+  static auto* const shared = new std::vector<std::weak_ptr<const Positions>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  shared->erase(std::remove_if(shared->begin(), shared->end(),
+                               [](const auto& other) { return other.expired(); }),
+                shared->end());
+  for (const std::weak_ptr<const Positions>& weak : *shared) {
+    std::shared_ptr<const Positions> other = weak.lock();
+    if (other != nullptr && *other == positions) return other;
+  }
+  auto made = std::make_shared<const Positions>(std::move(positions));
+  shared->push_back(made);
+  return made;
 }
 
 TokenShard TokenShard::Prefix(int64_t tokens) const {
   BURST_CHECK(tokens >= 0 && tokens <= seqlen_) << tokens << " of " << seqlen_ << " tokens";
   TokenShard prefix = *this;
   prefix.seqlen_ = tokens;
-  for (auto* const lists : {&prefix.positions_, &prefix.local_}) {
+  Positions all = *positions_;
+  for (auto* const lists : {&all, &prefix.local_}) {
     for (std::vector<int32_t>& positions : *lists) {
       positions.erase(std::lower_bound(positions.begin(), positions.end(), tokens),
                       positions.end());
     }
   }
+  prefix.positions_ = Share(std::move(all));
   prefix.runs_.clear();
   for (const std::vector<int32_t>& local : prefix.local_) {
-    prefix.runs_.push_back(FindRuns(local, prefix.positions_[group_index_]));
+    prefix.runs_.push_back(FindRuns(local, prefix.group_positions(group_index_)));
   }
   return prefix;
 }
 
 int64_t TokenShard::max_group_length() const {
   int64_t longest = 0;
-  for (const std::vector<int32_t>& positions : positions_) {
+  for (const std::vector<int32_t>& positions : *positions_) {
     longest = std::max(longest, static_cast<int64_t>(positions.size()));
   }
   return longest;

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -63,7 +64,7 @@ class TokenShard {
   TokenShard Prefix(int64_t tokens) const;
 
   int group_index() const { return group_index_; }  // this rank's group, in [0, num_groups())
-  int num_groups() const { return static_cast<int>(positions_.size()); }
+  int num_groups() const { return static_cast<int>(positions_->size()); }
   const RankGroup& group() const { return group_; }
   int64_t seqlen() const { return seqlen_; }  // the whole sequence's length in tokens
 
@@ -79,8 +80,10 @@ class TokenShard {
   const std::vector<TokenRun>& runs(int group_rank) const { return runs_[group_rank]; }
 
   // The tokens of a whole group: global positions, increasing, and their number.
-  const std::vector<int32_t>& group_positions(int index) const { return positions_[index]; }
-  int64_t group_length(int index) const { return static_cast<int64_t>(positions_[index].size()); }
+  const std::vector<int32_t>& group_positions(int index) const { return (*positions_)[index]; }
+  int64_t group_length(int index) const {
+    return static_cast<int64_t>((*positions_)[index].size());
+  }
   int64_t group_length() const { return group_length(group_index_); }  // this rank's group's
   int64_t max_group_length() const;
 
@@ -89,12 +92,17 @@ class TokenShard {
   static TokenShard Make(int group_index, int num_groups, int64_t seqlen, const RankGroup& group,
                          const std::function<std::vector<int32_t>(int rank)>& positions_of);
 
+  // The tokens by group, or by rank of a group.
+  using Positions = std::vector<std::vector<int32_t>>;
+  // Returns the positions, or equal ones that another shard of the process has.
+  static std::shared_ptr<const Positions> Share(Positions positions);
+
   int group_index_ = 0;
   int64_t seqlen_ = 0;
   RankGroup group_;
-  std::vector<std::vector<int32_t>> positions_;  // by group
-  std::vector<std::vector<int32_t>> local_;      // by rank of this group
-  std::vector<std::vector<TokenRun>> runs_;      // the same
+  std::shared_ptr<const Positions> positions_;  // of all groups; ranks of one process share it
+  Positions local_;                             // by rank of this group
+  std::vector<std::vector<TokenRun>> runs_;     // the same
 };
 
 }  // namespace burst

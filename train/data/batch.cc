@@ -166,6 +166,17 @@ absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab) {
                    " is outside of the vocabulary of ", vocab, "; has the file changed?"));
 }
 
+absl::StatusOr<std::shared_ptr<const GlobalBatch>> PlannedSequences::Training(
+    const SequenceSampler& sampler, int64_t first, int64_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<const GlobalBatch>& batch = by_count_[count];
+  if (batch == nullptr) {
+    BURST_ASSIGN_OR_RETURN(GlobalBatch read, sampler.Training(first, count));
+    batch = std::make_shared<const GlobalBatch>(std::move(read));
+  }
+  return batch;
+}
+
 SequenceBatch SliceForRank(const GlobalBatch& batch, const LayerSchedules& schedules,
                            DeviceType device) {
   const TokenShard& shard = schedules.shard();

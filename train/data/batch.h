@@ -7,7 +7,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -126,6 +128,19 @@ class SequenceSampler {
   std::vector<int64_t> first_;          // by part: which of kMixed sequences is its first; kMixed
   int64_t per_epoch_;
   int64_t phases_;  // an epoch's sequences start at a phase in [0, phases_)
+};
+
+// The sequences of a plan, whose ranks share them: a plan treats all sequences alike, except for
+// their documents. All ranks' threads may call it.
+class PlannedSequences {
+ public:
+  // As SequenceSampler::Training, whatever `first` is.
+  absl::StatusOr<std::shared_ptr<const GlobalBatch>> Training(const SequenceSampler& sampler,
+                                                              int64_t first, int64_t count);
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::shared_ptr<const GlobalBatch>> by_count_;
 };
 
 // A rank's part of a micro-batch, and the place of its dropout.

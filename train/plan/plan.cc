@@ -109,7 +109,7 @@ TrainingSetup PlanOf(const TrainingSetup& run) {
   TrainingSetup plan;
   plan.config = run.config;
   plan.data = run.data;
-  plan.simulated = true;
+  plan.simulated = std::make_shared<PlannedSequences>();
   return plan;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "burst/comm/communicator.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/config/config.h"
+#include "train/data/batch.h"
 #include "train/data/corpus.h"
 #include "train/report/run_folder.h"
 
@@ -23,9 +25,9 @@ struct TrainingSetup {
   std::optional<CheckpointInfo> resumed;  // the checkpoint to continue from
   bool finished = false;                  // the run is complete
   std::string plan;                       // a step's expected cost, for people; empty: unknown
-  // Whether the GPUs are simulated. The run then only takes steps: it never makes weights, and
-  // writes nothing.
-  bool simulated = false;
+  // Of a run whose GPUs are simulated; else null. Such a run only takes steps: it never makes
+  // weights, and writes nothing.
+  std::shared_ptr<PlannedSequences> simulated;
   std::optional<RunLock> lock;  // the run folder's lock, in rank 0's process; none: not yet locked
 };
 

@@ -34,6 +34,7 @@ absl::StatusOr<std::optional<double>> Evaluator::MeanLoss() {
     BURST_ASSIGN_OR_RETURN(const GlobalBatch batch,
                            idle ? data_.Evaluation(first, 1, total)
                                 : data_.Evaluation(first + begin, end - begin, total));
+    BURST_RETURN_IF_ERROR(CheckTokens(batch, config.model.vocab));
     BURST_ASSIGN_OR_RETURN(const SequenceBatch local, batches_.PartOf(batch));
     BURST_ASSIGN_OR_RETURN(const Tensor loss, LossOf(local));
     if (idle) continue;

@@ -299,7 +299,6 @@ std::pair<int64_t, int64_t> LocalBatches::Share(int64_t count) const {
 
 absl::StatusOr<SequenceBatch> LocalBatches::PartOf(const GlobalBatch& sequences) {
   const ResolvedConfig& config = rank_.config;
-  BURST_RETURN_IF_ERROR(CheckTokens(sequences, config.model.vocab));
   if (schedules_.windowed == nullptr || config.packed) {
     BURST_ASSIGN_OR_RETURN(
         schedules_, MakeLayerSchedules(config.model, *rank_.attention, sequences.seqlen,

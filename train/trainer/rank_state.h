@@ -75,8 +75,7 @@ class LocalBatches {
   // Returns the share of this rank's group of `count` sequences: [first, second). It may be empty.
   std::pair<int64_t, int64_t> Share(int64_t count) const;
 
-  // Returns this rank's tokens of its group's sequences, on its device. InvalidArgument means that
-  // a token is not in the vocabulary.
+  // Returns this rank's tokens of its group's sequences, which passed CheckTokens, on its device.
   absl::StatusOr<SequenceBatch> PartOf(const GlobalBatch& sequences);
 
  private:

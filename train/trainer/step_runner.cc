@@ -149,11 +149,16 @@ absl::Status StepRunner::ForwardBackwardInPipeline(int64_t first, int64_t count,
 
 absl::StatusOr<MicroBatch> StepRunner::MakeMicroBatch(int64_t number) {
   const auto [begin, end] = batches_.Share(config_.batch);
-  // A plan treats all sequences alike, except for their documents.
-  if (!rank_.setup.simulated || config_.packed || !sequences_.has_value()) {
-    BURST_ASSIGN_OR_RETURN(sequences_, data_.Training(number * config_.batch + begin, end - begin));
+  const int64_t first = number * config_.batch + begin, count = end - begin;
+  std::shared_ptr<const GlobalBatch> sequences;
+  if (rank_.setup.simulated != nullptr && !config_.packed) {
+    BURST_ASSIGN_OR_RETURN(sequences, rank_.setup.simulated->Training(data_, first, count));
+  } else {
+    BURST_ASSIGN_OR_RETURN(GlobalBatch read, data_.Training(first, count));
+    BURST_RETURN_IF_ERROR(CheckTokens(read, config_.model.vocab));
+    sequences = std::make_shared<const GlobalBatch>(std::move(read));
   }
-  BURST_ASSIGN_OR_RETURN(SequenceBatch batch, batches_.PartOf(*sequences_));
+  BURST_ASSIGN_OR_RETURN(SequenceBatch batch, batches_.PartOf(*sequences));
   const bool drops = config_.model.dropout > 0 || config_.model.attention_dropout > 0;
   const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(number),
                            drops, begin};

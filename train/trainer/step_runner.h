@@ -95,7 +95,6 @@ class StepRunner {
   LocalBatches& batches_;
   const SequenceSampler data_;
   const std::function<void()> before_update_;
-  std::optional<GlobalBatch> sequences_;                 // the last micro-batch's
   std::deque<EnqueuedStep> enqueued_;                    // at most two
   std::array<std::unique_ptr<StepResults>, 3> results_;  // by step: those two, and the previous one
 };
