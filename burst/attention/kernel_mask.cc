@@ -19,8 +19,8 @@ void KernelKeys::CountForSimulation() {
   if (all) return;
   tiles_ = VisibleTiles(OnHost(), rows, q_len);
   most_queries_ = sm90::MostQueries(OnHost(), rows, q_len);
-  begin = {};
-  end = {};
+  begin = std::vector<int32_t>();
+  end = std::vector<int32_t>();
 }
 
 KeyRanges KernelKeys::ranges(DeviceType device) const {
