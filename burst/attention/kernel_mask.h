@@ -45,8 +45,8 @@ class KernelKeys : public VisibleKeys {
 
   // Points into begin and end, or into their copy on the GPU.
   KeyRanges ranges(DeviceType device) const;
-  // Counts what a simulated GPU's kernels ask for, and drops begin and end: the masks of all ranks
-  // of a plan would not fit into its host's memory.
+  // Counts what a simulated GPU's kernels ask for, and drops begin and end. The masks of all ranks
+  // of a plan would take tens of GiB.
   void CountForSimulation();
 
  private:

@@ -188,6 +188,25 @@ TEST(SimulatedCommunicator, NobodyWaitsForAReceiver) {
   });
 }
 
+// Rank 0 waits for a message, and goes on to launch kernels: thousands, but not a million.
+TEST(SimulatedCommunicator, ARankIsNotFarAhead) {
+  constexpr int kKernels = 1000000, kFewest = 1000, kMost = 10000;
+  std::atomic<int> launched{0};
+  OnRanks(2, 0, [&](Communicator& comm, SimulatedGpu& gpu) {
+    const Tensor a = OnGpu(1 << 10), b = OnGpu(1 << 10);
+    if (comm.rank() == 1) {
+      while (launched < kFewest) std::this_thread::yield();
+      for (int i = 0; i < kMost; ++i) std::this_thread::yield();
+      EXPECT_LT(launched, kMost);
+    }
+    BURST_RETURN_IF_ERROR(Shift(comm, Channel::kRead, a, b));
+    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
+    for (; comm.rank() == 0 && launched < kKernels; ++launched) gpu.RunKernel(0, 1e-6);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(launched, kKernels);
+}
+
 TEST(SimulatedCommunicator, AMessageMustFitItsReceiver) {
   const absl::Status status =
       RunSimulatedRanks(2, 0, Model(), [](Communicator& comm, SimulatedGpu&) -> absl::Status {

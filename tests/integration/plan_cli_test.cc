@@ -1,5 +1,6 @@
 // Tests //train:plan as a program.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <string>
 #include <utility>
@@ -135,6 +136,34 @@ TEST_F(PlanCli, DrawsTheTable) {
               {"--plot", "no step fits"});
   ExpectError(Plan({"--model=d12", "--seqlens=1024", "--plot=no/cost.svg"}), 1,
               {"--plot", "no/cost.svg"});
+}
+
+// Ranks that save their own files copy their state to the host first.
+TEST_F(PlanCli, CountsTheHostsMemoryForCheckpoints) {
+  const auto host_row = [&](const std::string& files) {
+    const Result result = Plan({"--model=llama_1b", "--seqlen=1024", "--batch=2", "--gpus=2xH200",
+                                "--zero=3", absl::StrCat("--checkpoint_files=", files)});
+    ExpectSuccess(result);
+    return absl::StrContains(result.out, "of the host's memory");
+  };
+  EXPECT_TRUE(host_row("auto"));
+  EXPECT_TRUE(host_row("ranks"));
+  EXPECT_FALSE(host_row("one"));  // rank 0 gathers the state
+  EXPECT_FALSE(host_row("none"));
+  ExpectError(Plan({"--model=llama_1b", "--gpus=2xH200", "--pp=2", "--accumulate=2",
+                    "--checkpoint_files=one"}),
+              2, {"--checkpoint_files", "--pp"});
+}
+
+// The masks of all ranks alone would take four times as much.
+TEST_F(PlanCli, ManyRanksAndTokensTakeLittleMemory) {
+  ExpectSuccess(
+      Plan({"--model={\"family\":\"llama\",\"layers\":2,\"width\":4096,\"heads\":32,"
+            "\"kv_heads\":8,\"ffn\":14336,\"vocab\":128256}",
+            "--seqlen=1048576", "--batch=1", "--gpus=128xH200", "--zero=3"}));
+  rusage usage;
+  ASSERT_EQ(getrusage(RUSAGE_CHILDREN, &usage), 0);
+  EXPECT_LT(usage.ru_maxrss, 1 << 20);  // KiB: the largest program so far
 }
 
 TEST_F(PlanCli, RefusesOptionsByName) {

@@ -87,6 +87,16 @@ TEST(TokenShardTest, GroupsShareTheirTokens) {
   }
 }
 
+// A plan has hundreds of ranks in one process.
+TEST(TokenShardTest, RanksOfAProcessShareThePositionsOfAll) {
+  const auto a = TokenShard::Create(0, 4, Layout::kZigzag, 64);
+  const auto b = TokenShard::Create(3, 4, Layout::kZigzag, 64);
+  const auto other = TokenShard::Create(3, 4, Layout::kStriped, 64);
+  EXPECT_EQ(&a->group_positions(1), &b->group_positions(1));
+  EXPECT_NE(&a->group_positions(1), &other->group_positions(1));
+  EXPECT_EQ(&a->Prefix(30).group_positions(1), &b->Prefix(30).group_positions(1));
+}
+
 TEST(TokenShardTest, APrefixHasTheFirstTokensOfEachRank) {
   constexpr int kRing = 2, kSize = 3;
   for (const Layout layout : kLayouts) {

@@ -39,7 +39,7 @@ struct StepPlan {
   std::optional<double> pipeline_bubble;  // as in StepMetrics
 };
 
-// The most ranks of a plan. Each is a thread with its own masks.
+// The most ranks of a plan. Each is a thread.
 constexpr int kMostPlannedRanks = 256;
 
 // Memory that a plan does not see: for the communication library, for kernels' scratch, and in gaps

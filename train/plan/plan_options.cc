@@ -78,6 +78,7 @@ OptionTable PlanOptionTable(PlanOptions* c) {
     t.AddShared(train, name);
   }
   t.AddSharedGroup(train, "memory");
+  t.AddShared(train, "checkpoint_files", "A plan counts the copies in the memory of the host.");
   t.AddSharedGroup(train, "attention over ranks");
   AddConflictsToHelp(&t);
   return t;

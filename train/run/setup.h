@@ -25,8 +25,8 @@ struct TrainingSetup {
   std::optional<CheckpointInfo> resumed;  // the checkpoint to continue from
   bool finished = false;                  // the run is complete
   std::string plan;                       // a step's expected cost, for people; empty: unknown
-  // Of a run whose GPUs are simulated; else null. Such a run only takes steps: it never makes
-  // weights, and writes nothing.
+  // Set if the GPUs are simulated. The run then only takes steps: it never makes weights, and
+  // writes nothing.
   std::shared_ptr<PlannedSequences> simulated;
   std::optional<RunLock> lock;  // the run folder's lock, in rank 0's process; none: not yet locked
 };

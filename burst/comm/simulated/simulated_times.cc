@@ -34,14 +34,19 @@ SimulatedTimes::Box* SimulatedTimes::BoxOf(Group* group, Channel channel, int fr
 absl::Status SimulatedTimes::HandIn(int rank, std::vector<Event>* events, size_t most_left) {
   std::unique_lock<std::mutex> lock(mutex_);
   Rank& self = ranks_[rank];
-  const bool runs = self.events.empty();  // otherwise the events wait for another rank's
-  self.events.insert(self.events.end(), events->begin(), events->end());
+  if (self.left() == 0) {
+    self.events.swap(*events);
+    self.next = 0;
+    Run(rank);
+  } else {  // the first of them waits for another rank's
+    self.events.erase(self.events.begin(), self.events.begin() + self.next);
+    self.next = 0;
+    self.events.insert(self.events.end(), events->begin(), events->end());
+  }
   events->clear();
-  if (runs) Run(rank);
   self.most_left = most_left;
   self.stopped = true;
-  self.woken.wait(lock,
-                  [&] { return failed_ || !self.status.ok() || self.events.size() <= most_left; });
+  self.woken.wait(lock, [&] { return failed_ || !self.status.ok() || self.left() <= most_left; });
   self.stopped = false;
   return failed_ ? absl::UnavailableError("another rank failed") : self.status;
 }
@@ -53,7 +58,7 @@ double SimulatedTimes::Now(int rank) {
 
 void SimulatedTimes::Leave(int rank) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ranks_[rank].left = any_left_ = true;
+  ranks_[rank].ended = any_ended_ = true;
   for (Rank& other : ranks_) CheckAwaited(&other);
 }
 
@@ -64,10 +69,10 @@ void SimulatedTimes::Fail() {
 }
 
 void SimulatedTimes::CheckAwaited(Rank* rank) {
-  const auto left = [&](int other) { return ranks_[other].left; };
-  const bool alone = (rank->box != nullptr && left(rank->box->from)) ||
+  const auto ended = [&](int other) { return ranks_[other].ended; };
+  const bool alone = (rank->box != nullptr && ended(rank->box->from)) ||
                      (rank->group != nullptr &&
-                      std::any_of(rank->group->ranks.begin(), rank->group->ranks.end(), left));
+                      std::any_of(rank->group->ranks.begin(), rank->group->ranks.end(), ended));
   if (!alone || !rank->status.ok()) return;
   rank->status = absl::UnavailableError("another rank ended before its message");
   rank->woken.notify_one();
@@ -81,11 +86,11 @@ void SimulatedTimes::Run(int rank) {
     Rank& self = ranks_[next];
     self.box = nullptr;
     self.group = nullptr;
-    while (self.status.ok() && !self.events.empty() && Happen(next, self.events.front())) {
-      self.events.pop_front();
+    while (self.status.ok() && self.left() > 0 && Happen(next, self.events[self.next])) {
+      ++self.next;
     }
-    if (any_left_) CheckAwaited(&self);
-    const bool done = self.events.size() <= self.most_left || !self.status.ok();
+    if (any_ended_) CheckAwaited(&self);
+    const bool done = self.left() <= self.most_left || !self.status.ok();
     if (self.stopped && done) self.woken.notify_one();
   }
 }
@@ -124,13 +129,15 @@ bool SimulatedTimes::Happen(int rank, const Event& event) {
       break;
   }
   Member::OfChannel& channel = event.member->channels[c];
-  for (; !channel.transfers.empty(); channel.transfers.pop_front()) {
-    Member::Transfer& transfer = channel.transfers.front();
+  for (; channel.next < channel.transfers.size(); ++channel.next) {
+    Member::Transfer& transfer = channel.transfers[channel.next];
     if (!ReceiveAll(rank, &transfer)) return false;
     if (transfer.collective >= 0 && !MeetAll(rank, event.member->group, &transfer)) return false;
     channel.arrived =
         std::max(transfer.begin, channel.arrived) + message_seconds_ + transfer.seconds;
   }
+  channel.transfers.clear();
+  channel.next = 0;
   self.now = std::max(self.now, channel.arrived);
   return true;
 }

@@ -66,8 +66,9 @@ class SimulatedTimes {
       int64_t collective = -1;                                    // its number; -1: none
     };
     struct OfChannel {
-      std::deque<Transfer> transfers;  // posted, in order
-      double arrived = 0;              // when the channel's last transfer arrived
+      std::vector<Transfer> transfers;  // posted, in order
+      size_t next = 0;                  // the first that has not arrived
+      double arrived = 0;               // when the channel's last transfer arrived
     };
     explicit Member(Group* of) : group(of) {}
 
@@ -117,11 +118,14 @@ class SimulatedTimes {
  private:
   struct Rank {
     double now = 0;
-    std::deque<Event> events;      // to come
+    size_t left() const { return events.size() - next; }
+
+    std::vector<Event> events;
+    size_t next = 0;               // the first event that has not happened
     absl::Status status;           // an error of the events so far
-    const Box* box = nullptr;      // whose message the rank's next event waits for
+    const Box* box = nullptr;      // whose message the next event waits for
     const Group* group = nullptr;  // whose ranks it waits for
-    bool left = false;
+    bool ended = false;
     bool stopped = false;  // its thread is in HandIn
     size_t most_left = 0;
     std::condition_variable woken;
@@ -140,7 +144,7 @@ class SimulatedTimes {
   std::mutex mutex_;  // guards all below, and groups and members
   std::vector<Rank> ranks_;
   std::vector<int> ready_;  // ranks whose events may go on
-  bool failed_ = false, any_left_ = false;
+  bool failed_ = false, any_ended_ = false;
   std::map<std::tuple<const Group*, int64_t, int>, std::unique_ptr<Group>> groups_;
   std::vector<std::unique_ptr<Member>> members_;
 };
