@@ -1,5 +1,7 @@
 #include "burst/attention/kernel_mask.h"
 
+#include <mutex>
+
 #include "burst/base/check.h"
 #include "burst/kernels/gpu/sm90/mask_hints.h"
 #include "burst/kernels/simulated_attention.h"
@@ -86,10 +88,15 @@ const std::vector<KernelKeys>& KernelBlocks::parts() const {
 
 KernelMask::KernelMask(const Mask& mask, const std::vector<int32_t>& queries,
                        const std::vector<int32_t>& keys) {
+  // Ranks of a plan take turns, so that only one of them holds a mask.
+  static std::mutex turn;
+  std::unique_lock<std::mutex> lock(turn, std::defer_lock);
+  const bool simulated = SimulatedGpu::Current() != nullptr;
+  if (simulated) lock.lock();
   BlockMask between = mask.Between(queries, keys, kListBlock);
   for (VisibleKeys& part : between.parts) {
     parts.emplace_back(std::move(part), mask.MaySeparateDocuments());
-    if (SimulatedGpu::Current() != nullptr) parts.back().CountForSimulation();
+    if (simulated) parts.back().CountForSimulation();
   }
   blocks = KernelBlocks(std::move(between.blocks));
 }

@@ -145,28 +145,39 @@ TokenShard TokenShard::Make(int group_index, int num_groups, int64_t seqlen, con
   shard.group_index_ = group_index;
   shard.seqlen_ = seqlen;
   shard.group_ = group;
-  Positions all;
-  for (int index = 0; index < num_groups; ++index) {
-    std::vector<int32_t>& positions = all.emplace_back();
+  shard.local_ = Share([&] {
+    Positions local;
     for (int g = 0; g < group.size; ++g) {
-      std::vector<int32_t> local = positions_of(index * group.size + g);
-      positions.insert(positions.end(), local.begin(), local.end());
-      if (index == group_index) shard.local_.push_back(std::move(local));
+      local.push_back(positions_of(group_index * group.size + g));
     }
-    if (group.size > 1) std::sort(positions.begin(), positions.end());
-  }
-  shard.positions_ = Share(std::move(all));
-  for (const std::vector<int32_t>& local : shard.local_) {
+    return local;
+  });
+  shard.positions_ = Share([&] {
+    Positions all(num_groups);
+    for (int rank = 0; rank < num_groups * group.size; ++rank) {
+      const std::vector<int32_t> local = positions_of(rank);
+      std::vector<int32_t>& positions = all[rank / group.size];
+      positions.insert(positions.end(), local.begin(), local.end());
+    }
+    for (std::vector<int32_t>& positions : all) {
+      if (group.size > 1) std::sort(positions.begin(), positions.end());
+    }
+    return all;
+  });
+  for (const std::vector<int32_t>& local : *shard.local_) {
     shard.runs_.push_back(FindRuns(local, shard.group_positions(group_index)));
   }
   return shard;
 }
 
-// A plan has many ranks in one process, each of which knows the tokens of all.
-std::shared_ptr<const TokenShard::Positions> TokenShard::Share(Positions positions) {
+// A plan has many ranks in one process, each of which knows the tokens of all. They take turns, so
+// that few hold positions of their own.
+std::shared_ptr<const TokenShard::Positions> TokenShard::Share(
+    const std::function<Positions()>& make) {
   static std::mutex mutex;
   static auto* const shared = new std::vector<std::weak_ptr<const Positions>>;
   std::lock_guard<std::mutex> lock(mutex);
+  Positions positions = make();
   shared->erase(std::remove_if(shared->begin(), shared->end(),
                                [](const auto& other) { return other.expired(); }),
                 shared->end());
@@ -183,16 +194,17 @@ TokenShard TokenShard::Prefix(int64_t tokens) const {
   BURST_CHECK(tokens >= 0 && tokens <= seqlen_) << tokens << " of " << seqlen_ << " tokens";
   TokenShard prefix = *this;
   prefix.seqlen_ = tokens;
-  Positions all = *positions_;
-  for (auto* const lists : {&all, &prefix.local_}) {
-    for (std::vector<int32_t>& positions : *lists) {
+  const auto shorten = [&](Positions lists) {
+    for (std::vector<int32_t>& positions : lists) {
       positions.erase(std::lower_bound(positions.begin(), positions.end(), tokens),
                       positions.end());
     }
-  }
-  prefix.positions_ = Share(std::move(all));
+    return lists;
+  };
+  prefix.positions_ = Share([&] { return shorten(*positions_); });
+  prefix.local_ = Share([&] { return shorten(*local_); });
   prefix.runs_.clear();
-  for (const std::vector<int32_t>& local : prefix.local_) {
+  for (const std::vector<int32_t>& local : *prefix.local_) {
     prefix.runs_.push_back(FindRuns(local, prefix.group_positions(group_index_)));
   }
   return prefix;

@@ -73,9 +73,11 @@ class TokenShard {
   int64_t local_length() const { return local_length(group_.group_rank); }
 
   // The tokens of another rank of this group, and where they are among the group's.
-  const std::vector<int32_t>& local_positions(int group_rank) const { return local_[group_rank]; }
+  const std::vector<int32_t>& local_positions(int group_rank) const {
+    return (*local_)[group_rank];
+  }
   int64_t local_length(int group_rank) const {
-    return static_cast<int64_t>(local_[group_rank].size());
+    return static_cast<int64_t>((*local_)[group_rank].size());
   }
   const std::vector<TokenRun>& runs(int group_rank) const { return runs_[group_rank]; }
 
@@ -94,15 +96,15 @@ class TokenShard {
 
   // The tokens by group, or by rank of a group.
   using Positions = std::vector<std::vector<int32_t>>;
-  // Returns the positions, or equal ones that another shard of the process has.
-  static std::shared_ptr<const Positions> Share(Positions positions);
+  // Returns what `make` returns, or equal positions that another shard of the process has.
+  static std::shared_ptr<const Positions> Share(const std::function<Positions()>& make);
 
   int group_index_ = 0;
   int64_t seqlen_ = 0;
   RankGroup group_;
-  std::shared_ptr<const Positions> positions_;  // of all groups; ranks of one process share it
-  Positions local_;                             // by rank of this group
-  std::vector<std::vector<TokenRun>> runs_;     // the same
+  std::shared_ptr<const Positions> positions_;  // by group; ranks of one process share them
+  std::shared_ptr<const Positions> local_;      // by rank of this group; shared, too
+  std::vector<std::vector<TokenRun>> runs_;     // by rank of this group
 };
 
 }  // namespace burst
