@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <initializer_list>
 #include <utility>
 
@@ -115,6 +116,16 @@ absl::Status Option::CheckBounds() const {
   if (valid) return absl::OkStatus();
   return InvalidOption(name, "must be ", Rule(), unit.empty() ? "" : absl::StrCat(" (", unit, ")"),
                        "; got ", get());
+}
+
+absl::Status CheckReplaceable(absl::string_view name, const std::string& path,
+                              absl::string_view begin, absl::string_view kind) {
+  if (!std::filesystem::exists(path)) return absl::OkStatus();
+  const absl::StatusOr<std::string> old = ReadFile(path);
+  if (!old.ok()) return InvalidOption(name, old.status().message());
+  if (old->empty() || absl::StartsWithIgnoreCase(*old, begin)) return absl::OkStatus();
+  return InvalidOption(name, "must be a new file or ", kind, "; got ", path,
+                       ", which is another file; give another name");
 }
 
 absl::Status OptionTable::CheckBounds() const {

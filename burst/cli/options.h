@@ -41,6 +41,10 @@ template <typename... Args>
 absl::Status InvalidOption(absl::string_view name, const Args&... what) {
   return absl::InvalidArgumentError(absl::StrCat("--", name, ": ", what...));
 }
+// Refuses a path of an option whose file the program must not replace: one that is neither empty
+// nor begins with `begin`, in any case. `kind`: what such a file is, "an HTML page".
+absl::Status CheckReplaceable(absl::string_view name, const std::string& path,
+                              absl::string_view begin, absl::string_view kind);
 
 // What a resumed run may do with an option.
 enum class OnResume {

@@ -166,6 +166,17 @@ TEST_F(PlanCli, ManyRanksAndTokensTakeLittleMemory) {
   EXPECT_LT(usage.ru_maxrss, 1 << 20);  // KiB: the largest program so far
 }
 
+// A plot replaces plots, and no other file of the user.
+TEST_F(PlanCli, FilesThatAreNoPlotsAreKept) {
+  const std::string before = ReadAll(Path("text.txt"));
+  ExpectError(Plan({"--model=llama_1b", "--seqlens=1024", "--plot=text.txt"}), 2,
+              {"--plot", "must be a new file or an SVG"});
+  EXPECT_EQ(ReadAll(Path("text.txt")), before);
+  for (int times = 0; times < 2; ++times) {
+    ExpectSuccess(Plan({"--model=llama_1b", "--seqlens=1024", "--plot=plot.svg"}));
+  }
+}
+
 TEST_F(PlanCli, RefusesOptionsByName) {
   ExpectError(Plan({"--gpus=4"}), 2, {"--gpus", "4xH200"});
   ExpectError(Plan({"--out=run"}), 2, {"out"});

@@ -128,6 +128,9 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
     return InvalidOption("plot", "draws a table; give --seqlens");
   }
   question.plot = ResolvePath(c.plot);
+  if (!c.plot.empty()) {
+    BURST_RETURN_IF_ERROR(CheckReplaceable("plot", question.plot, "<svg", "an SVG"));
+  }
   const std::vector<int64_t> seqlen = {c.train.seqlen}, gpus = {count};
   for (const int64_t tokens : c.seqlens.empty() ? seqlen : c.seqlens) {
     for (const int64_t number : c.counts.empty() ? gpus : c.counts) {

@@ -1,10 +1,8 @@
 // bazel run //train:report: writes a page about runs.
 #include <cstdio>
-#include <filesystem>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
@@ -14,16 +12,6 @@
 
 namespace burst {
 namespace {
-
-// Refuses to replace what is not a page, such as the metrics of a run.
-absl::Status CheckOut(const std::string& path) {
-  if (!std::filesystem::exists(path)) return absl::OkStatus();
-  const absl::StatusOr<std::string> old = ReadFile(path);
-  if (!old.ok()) return InvalidOption("out", old.status().message());
-  if (old->empty() || absl::StartsWithIgnoreCase(*old, "<!doctype html>")) return absl::OkStatus();
-  return InvalidOption("out", "must be a new file or an HTML page; got ", path,
-                       ", which is another file; give another name");
-}
 
 int Main(int argc, char** argv) {
   std::string out = "report.html";
@@ -49,7 +37,7 @@ int Main(int argc, char** argv) {
   }
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
   const std::string path = ResolvePath(out);
-  usage = CheckOut(path);
+  usage = CheckReplaceable("out", path, "<!doctype html>", "an HTML page");
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
   std::vector<RunRecord> runs;
   for (const std::string& folder : folders) {
