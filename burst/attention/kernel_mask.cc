@@ -31,6 +31,7 @@ KeyRanges KernelKeys::ranges(DeviceType device) const {
   if (device == DeviceType::kCpu) return on_host;
   if (on_gpu_.null() && tiles_ >= 0) {
     on_gpu_ = Tensor::Empty({2, rows, q_len}, DType::kInt32, device);
+    SimulatedGpu::Current()->SetNote(on_gpu_.raw_data(), tiles_);
   } else if (on_gpu_.null()) {
     std::vector<int32_t> both = begin;
     both.insert(both.end(), end.begin(), end.end());
@@ -41,7 +42,6 @@ KeyRanges KernelKeys::ranges(DeviceType device) const {
   on_gpu.begin = static_cast<const int32_t*>(on_gpu_.raw_data());
   on_gpu.end = on_gpu.begin + rows * q_len;
   on_gpu.most_queries = most_queries_;
-  on_gpu.tiles = tiles_;
   return on_gpu;
 }
 

@@ -53,7 +53,7 @@ class KernelKeys : public VisibleKeys {
   KeyRanges OnHost() const;
 
   bool documents_ = false;
-  int64_t tiles_ = -1;     // KeyRanges::tiles
+  int64_t tiles_ = -1;     // VisibleTiles, if begin and end were dropped
   mutable Tensor on_gpu_;  // [2, rows, q_len]: begin and end
   mutable int64_t most_queries_ = 0;
 };

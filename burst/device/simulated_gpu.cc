@@ -121,6 +121,19 @@ void SimulatedGpu::Free(void* data) {
   by_place_[block->second.place] -= block->second.bytes;
   if (IsBacked(data)) free_pages_[block->second.bytes].push_back(data);
   blocks_.erase(block);
+  notes_.erase(data);
+}
+
+void SimulatedGpu::SetNote(const void* data, int64_t note) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  notes_[data] = note;
+}
+
+std::optional<int64_t> SimulatedGpu::Note(const void* data) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto note = notes_.find(data);
+  if (note == notes_.end()) return std::nullopt;
+  return note->second;
 }
 
 MemoryStats SimulatedGpu::memory() const {

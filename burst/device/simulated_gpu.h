@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -77,6 +78,10 @@ class SimulatedGpu : public MemorySource {
   // their content is undefined at first. Larger allocations have addresses only.
   static constexpr size_t kBackedBytes = size_t{64} << 20;
   static bool IsBacked(const void* data);
+  // Keeps what kernels need to know of an array that nobody writes, by its address, until the next
+  // note or until it is freed.
+  void SetNote(const void* data, int64_t note);
+  std::optional<int64_t> Note(const void* data) const;
   void* Allocate(size_t bytes) override;
   void Free(void* data) override;
   MemoryStats memory() const;
@@ -100,6 +105,7 @@ class SimulatedGpu : public MemorySource {
   uintptr_t next_address_;  // for allocations without memory
   std::unordered_map<void*, Block> blocks_;
   std::unordered_map<size_t, std::vector<void*>> free_pages_;  // backed, by bytes
+  std::unordered_map<const void*, int64_t> notes_;
   std::map<Place, int64_t> by_place_, at_peak_;
   int64_t largest_allocation_ = 0;
   bool is_peak_ = false;  // nothing was freed since the peak; at_peak_ is older

@@ -52,9 +52,6 @@ struct KeyRanges {
   // the key. A small value means that the work on neighboring keys reads neighboring queries. 0:
   // unknown.
   int64_t most_queries = 0;
-  // For a simulated GPU: the pairs of kListBlock queries and kListBlock keys of which some see each
-  // other, over all rows. The arrays need not be readable then. -1: not counted.
-  int64_t tiles = -1;
   // Whether some rows are of different packed documents. A GPU's 16-bit kernels then keep NaN and
   // infinity of a document away from the rows of other documents. CPU kernels, and the GPU's
   // float32 and float64 kernels, always do so for every row that does not see them.

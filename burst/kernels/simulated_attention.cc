@@ -1,6 +1,7 @@
 #include "burst/kernels/simulated_attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
@@ -35,8 +36,8 @@ double VisibleTilesOf(const FlashAttentionShape& s) {
   }
   if (s.visible.begin == nullptr) return 1.0 * all_heads * Tiles(s.q_len) * Tiles(s.k_len);
   const int64_t rows = s.visible.batch_stride == 0 ? 1 : s.batch;
-  const int64_t tiles =
-      s.visible.tiles >= 0 ? s.visible.tiles : VisibleTiles(s.visible, rows, s.q_len);
+  const std::optional<int64_t> counted = SimulatedGpu::Current()->Note(s.visible.begin);
+  const int64_t tiles = counted ? *counted : VisibleTiles(s.visible, rows, s.q_len);
   return static_cast<double>(tiles) * all_heads / rows;
 }
 

@@ -6,8 +6,9 @@
 
 namespace burst {
 
-// Returns KeyRanges::tiles of ranges in the host's memory, which describe `rows` batch rows of
-// `q_len` queries each.
+// Returns the pairs of kListBlock queries and kListBlock keys of which some see each other, over
+// `rows` batch rows of `q_len` queries. The ranges are in the host's memory. Ranges on a simulated
+// GPU may have this number as their note, and nothing else (SimulatedGpu::SetNote).
 int64_t VisibleTiles(const KeyRanges& ranges, int64_t rows, int64_t q_len);
 
 class SimulatedAttentionKernels : public AttentionKernels {
