@@ -3,38 +3,77 @@
 from cells import number, ratio
 from results import backward_h200, forward_h200, load, one, shape
 
-# Name, shape, and whether docs/performance.md shows it (else only kernels_all does).
+KERNELS_H200 = (
+    ("D=128, full, 8K", shape(8192, 128, "full")),
+    ("D=128, full, 16K", shape(16384, 128, "full")),
+    ("D=128, causal, 8K", shape(8192, 128, "causal")),
+    ("D=128, causal, 16K", shape(16384, 128, "causal")),
+    ("D=64, full, 8K", shape(8192, 64, "full")),
+    ("D=64, full, 16K", shape(16384, 64, "full")),
+    ("D=64, causal, 8K", shape(8192, 64, "causal")),
+    ("D=64, causal, 16K", shape(16384, 64, "causal")),
+    ("D=96, full, 16K, 16 heads", shape(16384, 96, "full", 16)),
+    ("D=96, causal, 16K, 16 heads", shape(16384, 96, "causal", 16)),
+    ("D=192, full, 16K, 16 heads", shape(16384, 192, "full", 16)),
+    ("D=192, causal, 16K, 16 heads", shape(16384, 192, "causal", 16)),
+    ("D=256, full, 16K, 16 heads", shape(16384, 256, "full", 16)),
+    ("D=256, causal, 16K, 16 heads", shape(16384, 256, "causal", 16)),
+    ("D=128, full, 16K, 64 heads on 8", shape(16384, 128, "full", 64, 8)),
+    ("D=128, causal, 16K, 64 heads on 8", shape(16384, 128, "causal", 64, 8)),
+    ("D=128, causal, 16K, 16 heads on 8", shape(16384, 128, "causal", 16, 8)),
+    ("D=64, causal, 64 x 1,024, 12 heads (GPT-2)", shape(1024, 64, "causal", 12, batch=64)),
+    ("D=128, causal, 16 x 2,048", shape(2048, 128, "causal", batch=16)),
+    ("D=128, causal, 16 x 512", shape(512, 128, "causal", batch=16)),
+    ("D=128, documents of 512 to 16K, 64K in all", shape(65536, 128, "docs")),
+    ("D=128, window of 4,096 in 64K", shape(65536, 128, "window")),
+)
+
+# The rows of docs/performance.md: name, and (batch, tokens, heads, KV heads, head_dim, value_dim, mask).
 KERNELS = (
-    ("D=128, full, 8K", shape(8192, 128, "full"), False),
-    ("D=128, full, 16K", shape(16384, 128, "full"), True),
-    ("D=128, causal, 8K", shape(8192, 128, "causal"), True),
-    ("D=128, causal, 16K", shape(16384, 128, "causal"), True),
-    ("D=64, full, 8K", shape(8192, 64, "full"), False),
-    ("D=64, full, 16K", shape(16384, 64, "full"), True),
-    ("D=64, causal, 8K", shape(8192, 64, "causal"), False),
-    ("D=64, causal, 16K", shape(16384, 64, "causal"), True),
-    ("D=96, full, 16K, 16 heads", shape(16384, 96, "full", 16), False),
-    ("D=96, causal, 16K, 16 heads", shape(16384, 96, "causal", 16), True),
-    ("D=192, full, 16K, 16 heads", shape(16384, 192, "full", 16), False),
-    ("D=192, causal, 16K, 16 heads", shape(16384, 192, "causal", 16), True),
-    ("D=256, full, 16K, 16 heads", shape(16384, 256, "full", 16), True),
-    ("D=256, causal, 16K, 16 heads", shape(16384, 256, "causal", 16), True),
-    ("D=128, full, 16K, 64 heads on 8", shape(16384, 128, "full", 64, 8), False),
-    ("D=128, causal, 16K, 64 heads on 8", shape(16384, 128, "causal", 64, 8), True),
-    ("D=128, causal, 16K, 16 heads on 8", shape(16384, 128, "causal", 16, 8), False),
-    ("D=64, causal, 64 x 1,024, 12 heads (GPT-2)", shape(1024, 64, "causal", 12, batch=64), True),
-    ("D=128, causal, 16 x 2,048", shape(2048, 128, "causal", batch=16), False),
-    ("D=128, causal, 16 x 512", shape(512, 128, "causal", batch=16), False),
-    ("D=128, documents of 512 to 16K, 64K in all", shape(65536, 128, "docs"), False),
-    ("D=128, window of 4,096 in 64K", shape(65536, 128, "window"), False),
+    ("D=128, full, 16K", (1, 16384, 32, 32, 128, 128, "full")),
+    ("D=128, causal, 8K", (1, 8192, 32, 32, 128, 128, "causal")),
+    ("D=128, causal, 16K", (1, 16384, 32, 32, 128, 128, "causal")),
+    ("D=128, causal, 16K, 64 heads on 8", (1, 16384, 64, 8, 128, 128, "causal")),
+    ("D=128, causal, 16K, 32 heads on 8", (1, 16384, 32, 8, 128, 128, "causal")),
+    ("D=64, full, 16K", (1, 16384, 32, 32, 64, 64, "full")),
+    ("D=64, causal, 16K", (1, 16384, 32, 32, 64, 64, "causal")),
+    ("D=96, causal, 16K, 16 heads", (1, 16384, 16, 16, 96, 96, "causal")),
+    ("D=192, causal, 16K, 16 heads", (1, 16384, 16, 16, 192, 192, "causal")),
+    ("D=192/128, causal, 16K, 128 heads", (1, 16384, 128, 128, 192, 128, "causal")),
+    ("D=256, full, 16K, 16 heads", (1, 16384, 16, 16, 256, 256, "full")),
+    ("D=256, causal, 16K, 16 heads", (1, 16384, 16, 16, 256, 256, "causal")),
+    ("D=64, causal, 64 x 1,024, 12 heads (GPT-2)", (64, 1024, 12, 12, 64, 64, "causal")),
 )
 
 
-def kernels(everything=False):
+def dims(row):
+    return str(row["head_dim"]) if row["value_dim"] == row["head_dim"] else "%(head_dim)d/%(value_dim)d" % row
+
+
+def fastest_peer(rates):
+    """Returns the rate of the fastest peer, in any order of additions."""
+    return max(rates[name] for name in ("fa3", "fa4", "cudnn") if name in rates)
+
+
+def kernels():
     rows = []
-    for name, wanted, main in KERNELS:
-        if not main and not everything:
-            continue
+    of = ("batch", "tokens", "heads", "kv_heads", "head_dim", "value_dim", "mask")
+    peers = load("attention_peers_h100")["rows"]
+    for name, wanted in KERNELS:
+        forward, backward = ([row["tflops"] for row in peers if row["pass"] == which and
+                              tuple(row[key] for key in of) == wanted][0] for which in ("forward", "backward"))
+        cells = [name]
+        for rates, side in ((forward, "ours"), (backward, "ours"), (backward, "ours free")):
+            cells += [number(rates[side]), ratio(rates[side], fastest_peer(rates))]
+        rows.append(cells)
+    return ["shape", "forward, TFLOP/s", "to the fastest peer", "backward, TFLOP/s", "to the fastest peer",
+            "free backward, TFLOP/s", "to the fastest peer"], rows
+
+
+def kernels_all():
+    """The Hopper kernels on one H200, in bf16, with 32 heads unless said otherwise."""
+    rows = []
+    for name, wanted in KERNELS_H200:
         forward = forward_h200(wanted)
         default, free = backward_h200(wanted, True), backward_h200(wanted, False)
         rows.append([name, number(forward[0]), ratio(forward[0], forward[1]), ratio(forward[0], forward[2]),
@@ -42,11 +81,6 @@ def kernels(everything=False):
                      number(free[0]), ratio(free[0], free[1])])
     return ["shape", "forward, TFLOP/s", "to FA3", "to cuDNN", "backward, TFLOP/s", "to FA3", "to cuDNN",
             "free backward, TFLOP/s", "to FA3"], rows
-
-
-def kernels_all():
-    """Every measured shape of the Hopper kernels on one H200, in bf16, with 32 heads unless said otherwise."""
-    return kernels(everything=True)
 
 
 def kernels_grouped():
@@ -59,30 +93,17 @@ def kernels_grouped():
     return ["heads", "batch", "backward, TFLOP/s", "to FA3"], rows
 
 
-H100 = (
-    ("D=128, causal, 8K", shape(8192, 128, "causal"), "backward", "after"),
-    ("D=128, causal, 16K", shape(16384, 128, "causal"), "backward", "after"),
-    ("D=128, causal, 64K", shape(65536, 128, "causal"), "backward_before", "deterministic"),
-    ("D=128, full, 8K", shape(8192, 128, "full"), "backward", "after"),
-    ("D=128, causal, 16K, 64 heads on 8", shape(16384, 128, "causal", 64, 8), "backward_before", "deterministic"),
-    ("D=256, causal, 16K, 16 heads", shape(16384, 256, "causal", 16), "backward_before", "deterministic"),
-)
-
-
-def kernels_h100():
-    """The Hopper kernels on an H100. Forward and backward of a row may come from different machines."""
-    results = load("attention_tiles_h100")
+def backward_heads():
+    """The backward before and after blocks took one head, and wide heads were not reversed; one H100, TFLOP/s."""
     rows = []
-    for name, wanted, part, field in H100:
-        found = [row for row in results["forward"] if row["machine"] == "c"
-                 and all(row.get(key) == value for key, value in wanted.items())]
-        ours, fa3 = (found[0]["after"], found[0]["fa3"]) if found else (None, None)
-        backward = one(results[part]["rows"], **wanted)
-        rows.append([name, number(ours), ratio(ours, fa3), number(backward[field]),
-                     ratio(backward[field], backward["fa3"]), number(backward["free"]),
-                     ratio(backward["free"], backward["fa3"])])
-    return ["shape", "forward, TFLOP/s", "to FA3", "backward, TFLOP/s", "to FA3", "free backward, TFLOP/s",
-            "to FA3"], rows
+    for row in load("backward_heads_h100")["rows"]:
+        rates = row["tflops"]
+        rows.append(["%d x %s, %d on %d, D=%s, %s" % (row["batch"], number(row["tokens"]), row["heads"], row["kv_heads"],
+                                                      dims(row), row["mask"]),
+                     number(rates["before"]), number(rates["after"]), ratio(rates["after"], rates["before"]),
+                     number(rates["after_free"]), ratio(rates["after"], rates["after_free"]),
+                     ratio(rates["after"], rates.get("fastest_peer"))])
+    return ["shape", "before", "after", "ratio", "free", "to free", "to the fastest peer"], rows
 
 
 def regimes():
@@ -108,10 +129,9 @@ def peers_h100():
     rows = []
     for row in load("attention_peers_h100")["rows"]:
         rates = row["tflops"]
-        dims = str(row["head_dim"]) if row["value_dim"] == row["head_dim"] else "%(head_dim)d/%(value_dim)d" % row
-        best = max(rates[name] for name in ("fa3", "fa4", "cudnn") if name in rates)
+        best = fastest_peer(rates)
         rows.append([row["pass"], "%d x %s, %d on %d, D=%s, %s" % (row["batch"], number(row["tokens"]), row["heads"],
-                                                                   row["kv_heads"], dims, row["mask"]),
+                                                                   row["kv_heads"], dims(row), row["mask"]),
                      number(rates["ours"]), number(rates.get("ours free")), number(rates.get("fa3")), number(rates["fa4"]),
                      number(rates.get("fa4 fixed order")), number(rates["cudnn"]),
                      ratio(rates["ours"], rates.get("fa4 fixed order")), ratio(rates.get("ours free", rates["ours"]), best)])

@@ -1,6 +1,6 @@
-// How the Hopper backward divides its work: whether additions to dQ have a fixed order, and how
-// many thread blocks share the query heads of a KV head. docs/kernels-notebook.md has the
-// measurements.
+// How the Hopper backward divides its work among thread blocks. It says whether additions to dQ
+// have a fixed order, and how many blocks share the query heads of a KV head.
+// docs/kernels-notebook.md has the measurements.
 //
 // A block computes dK and dV of a tile of keys. If it does so for all query heads of a KV head,
 // nothing of dK and dV has to be added in memory. But with few KV heads there may be fewer blocks
