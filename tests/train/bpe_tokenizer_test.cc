@@ -202,6 +202,37 @@ TEST(BpeTokenizer, AddedTokensThatAreNotSupportedTogetherAreNamed) {
   }
 }
 
+// Returns an encoder of the fixture tiny with this added token.
+std::unique_ptr<FileEncoder> EncoderWithAdded(const char* token) {
+  Json json = Json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+  json["added_tokens"] = {Json::parse(token)};
+  const std::string path = FreshTestFolder() + "/tokenizer.json";
+  std::ofstream(path) << json.dump();
+  const auto tokenizer = Tokenizer::Load(path);
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return tokenizer->of_file()->MakeEncoder(Specials::kAreText);
+}
+
+// Chinese text has little ASCII, but lines. A file without cuts would be one piece.
+TEST(BpeTokenizer, LinesAreCutsWithTokensOfTheNormalizedText) {
+  const auto encoder = EncoderWithAdded(R"({"id": 400, "content": "  ", "normalized": true})");
+  const std::string text = "\u4e2d\n\u4e2d\n\ne\u0301 a";
+  std::vector<size_t> cuts;
+  for (size_t at = 1; at < text.size(); ++at) {
+    if (encoder->MayCut(text, at)) cuts.push_back(at);
+  }
+  EXPECT_EQ(cuts, (std::vector<size_t>{3, 7, 8, 9, 13}));
+}
+
+// A long run of spaces has no cuts, and each of its places is found to be none at once.
+TEST(BpeTokenizer, CutsDoNotLookAtWholeRunsOfSpaces) {
+  const auto encoder = EncoderWithAdded(R"({"id": 400, "content": "<a>", "rstrip": true})");
+  const std::string text(1 << 23, ' ');
+  const clock_t begin = clock();
+  for (size_t i = 0; i < 1000; ++i) EXPECT_FALSE(encoder->MayCut(text, text.size() / 2 + i));
+  EXPECT_LT(clock() - begin, CLOCKS_PER_SEC);
+}
+
 TEST(BpeTokenizer, Gpt2FilesThatAreWrong) {
   const std::string folder = FreshTestFolder();
   const auto load = [&](const std::string& encoder, const std::string& merges) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
@@ -20,6 +21,8 @@ constexpr absl::string_view kEndOfTextNames[] = {
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>",
     "<\xEF\xBD\x9C"
     "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"};
+
+constexpr size_t kCharacter = 4;  // the most bytes of a character
 
 // Returns whether a character is one of Unicode's White_Space.
 bool IsSpace(uint32_t c) {
@@ -253,9 +256,12 @@ bool BpeEncoder::MayCut(absl::string_view text, size_t at) const {
   if (at == text.size()) return true;
   if (!FileEncoder::MayCut(text, at)) return false;
   const BpeTokenizer::AddedTokens &raw = tokenizer_->raw_, &normalized = tokenizer_->normalized_;
-  if ((raw.strip || normalized.strip) &&
-      (EndOfSpaces(text, at) > at || BeginOfSpaces(text.substr(0, at), 0) < at)) {
-    return false;
+  if (raw.strip || normalized.strip) {
+    const size_t before = std::min(at, kCharacter);
+    const bool begins_with_space = EndOfSpaces(text.substr(at, kCharacter), 0) > 0;
+    if (begins_with_space || BeginOfSpaces(text.substr(at - before, before), 0) < before) {
+      return false;
+    }
   }
   const auto touches = [&](const BpeTokenizer::AddedTokens& added) {
     for (size_t begin = at - std::min(at, added.longest); begin <= at; ++begin) {
@@ -268,18 +274,20 @@ bool BpeEncoder::MayCut(absl::string_view text, size_t at) const {
   if (touches(raw)) return false;
   if (normalized.nodes.empty()) return true;
   if (!tokenizer_->file_.form.normalizes()) return !touches(normalized);
-  // ASCII that no character after it changes, and that no token has.
-  const auto is_apart = [&](char c) {
-    const char formed = c == ' ' ? kSpaceMark[0] : c;
-    return !normalized.has[static_cast<uint8_t>(c)] &&
+  // Returns whether the character is ASCII that no token has, and no character behind it changes
+  // it.
+  const auto is_apart = [&](size_t place) {
+    const char c = text[place], formed = c == ' ' ? kSpaceMark[0] : c;
+    const bool stays = absl::ascii_iscntrl(c) || FileEncoder::MayCut(text, place + 1);
+    return FileEncoder::MayCut(text, place) && stays && !normalized.has[static_cast<uint8_t>(c)] &&
            !normalized.has[static_cast<uint8_t>(formed)];
   };
-  return FileEncoder::MayCut(text, at - 1) && FileEncoder::MayCut(text, at + 1) &&
-         is_apart(text[at - 1]) && is_apart(text[at]);
+  // A token may end at the cut, unless the part after it would begin with a mark.
+  const bool may_end = tokenizer_->file_.form.marks.prefix != SpaceMarks::Prefix::kEachPart;
+  return is_apart(at - 1) || (may_end && is_apart(at));
 }
 
 size_t BpeEncoder::Reach() const {
-  constexpr size_t kCharacter = 4;  // bytes
   return std::max(tokenizer_->raw_.longest, tokenizer_->normalized_.longest) + kCharacter;
 }
 
