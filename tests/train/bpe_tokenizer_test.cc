@@ -224,13 +224,27 @@ TEST(BpeTokenizer, LinesAreCutsWithTokensOfTheNormalizedText) {
   EXPECT_EQ(cuts, (std::vector<size_t>{3, 7, 8, 9, 13}));
 }
 
-// A long run of spaces has no cuts, and each of its places is found to be none at once.
-TEST(BpeTokenizer, CutsDoNotLookAtWholeRunsOfSpaces) {
-  const auto encoder = EncoderWithAdded(R"({"id": 400, "content": "<a>", "rstrip": true})");
-  const std::string text(1 << 23, ' ');
-  const clock_t begin = clock();
-  for (size_t i = 0; i < 1000; ++i) EXPECT_FALSE(encoder->MayCut(text, text.size() / 2 + i));
-  EXPECT_LT(clock() - begin, CLOCKS_PER_SEC);
+// Gemma has added tokens for runs of ends of lines. A cut is where they begin or end.
+TEST(BpeTokenizer, TokensOfTheRawTextAreBetweenCuts) {
+  const auto encoder = EncoderWithAdded(R"({"id": 400, "content": "\n\n", "normalized": false})");
+  const std::string text = "\u4e2d\n\n\u4e2d\n\n\na";
+  std::vector<size_t> cuts;
+  for (size_t at = 1; at < text.size(); ++at) {
+    if (encoder->MayCut(text, at)) cuts.push_back(at);
+  }
+  EXPECT_EQ(cuts, (std::vector<size_t>{3, 8, 11}));
+}
+
+// A long run has no cuts, and each of its places is found to be none in little time.
+TEST(BpeTokenizer, LongRunsWithoutCuts) {
+  for (const char* token : {R"({"id": 400, "content": "<a>", "rstrip": true})",
+                            R"({"id": 400, "content": "                                "})"}) {
+    const auto encoder = EncoderWithAdded(token);
+    const std::string text(1 << 22, ' ');
+    const clock_t begin = clock();
+    EXPECT_EQ(encoder->NextCut(text, 100, text.size() - 100), std::string::npos);
+    EXPECT_LT(clock() - begin, 2 * CLOCKS_PER_SEC);
+  }
 }
 
 TEST(BpeTokenizer, Gpt2FilesThatAreWrong) {

@@ -251,40 +251,54 @@ void BpeEncoder::AppendWithPlaces(absl::string_view text, bool begins, absl::Spa
   for (size_t& place : places) place = out->text.size();
 }
 
-// No added token reaches across the cut, or ends or begins there.
-bool BpeEncoder::MayCut(absl::string_view text, size_t at) const {
-  if (at == text.size()) return true;
-  if (!FileEncoder::MayCut(text, at)) return false;
-  const BpeTokenizer::AddedTokens &raw = tokenizer_->raw_, &normalized = tokenizer_->normalized_;
-  if (raw.strip || normalized.strip) {
-    const size_t before = std::min(at, kCharacter);
-    const bool begins_with_space = EndOfSpaces(text.substr(at, kCharacter), 0) > 0;
-    if (begins_with_space || BeginOfSpaces(text.substr(at - before, before), 0) < before) {
-      return false;
-    }
-  }
-  const auto touches = [&](const BpeTokenizer::AddedTokens& added) {
-    for (size_t begin = at - std::min(at, added.longest); begin <= at; ++begin) {
-      if (!added.begins[static_cast<uint8_t>(text[begin])]) continue;
-      const auto [token, length] = added.Longest(text.substr(begin));
-      if (token >= 0 && begin + length >= at) return true;
-    }
-    return false;
-  };
-  if (touches(raw)) return false;
-  if (normalized.nodes.empty()) return true;
-  if (!tokenizer_->file_.form.normalizes()) return !touches(normalized);
+// Returns whether spaces are on neither side of a place. An added token may take them.
+bool BpeEncoder::IsApartFromSpaces(absl::string_view text, size_t at) const {
+  if (!tokenizer_->raw_.strip && !tokenizer_->normalized_.strip) return true;
+  const size_t before = std::min(at, kCharacter);
+  return EndOfSpaces(text.substr(at, kCharacter), 0) == 0 &&
+         BeginOfSpaces(text.substr(at - before, before), 0) == before;
+}
+
+// Returns whether no token of the normalized text crosses a place, at which a character of ASCII
+// begins. The normalized text is not known: one of both characters is in no token.
+bool BpeEncoder::IsApartFromNormalized(absl::string_view text, size_t at) const {
+  const BpeTokenizer::AddedTokens& normalized = tokenizer_->normalized_;
+  const TextForm& form = tokenizer_->file_.form;
+  if (normalized.nodes.empty() || !form.normalizes()) return true;
   // Returns whether the character is ASCII that no token has, and no character behind it changes
   // it.
   const auto is_apart = [&](size_t place) {
     const char c = text[place], formed = c == ' ' ? kSpaceMark[0] : c;
-    const bool stays = absl::ascii_iscntrl(c) || FileEncoder::MayCut(text, place + 1);
-    return FileEncoder::MayCut(text, place) && stays && !normalized.has[static_cast<uint8_t>(c)] &&
+    const bool stays =
+        absl::ascii_iscntrl(c) || place + 1 == text.size() || absl::ascii_isascii(text[place + 1]);
+    return absl::ascii_isascii(c) && stays && !normalized.has[static_cast<uint8_t>(c)] &&
            !normalized.has[static_cast<uint8_t>(formed)];
   };
   // A token may end at the cut, unless the part after it would begin with a mark.
-  const bool may_end = tokenizer_->file_.form.marks.prefix != SpaceMarks::Prefix::kEachPart;
-  return is_apart(at - 1) || (may_end && is_apart(at));
+  const bool may_end = form.marks.prefix != SpaceMarks::Prefix::kEachPart;
+  return (at > 0 && is_apart(at - 1)) || (may_end && is_apart(at));
+}
+
+// No added token crosses a cut. None ends there if the part after it would begin with a mark.
+size_t BpeEncoder::NextCut(absl::string_view text, size_t at, size_t end) const {
+  const TextForm& form = tokenizer_->file_.form;
+  const bool may_end = form.normalizer_marks.prefix == SpaceMarks::Prefix::kNone &&
+                       form.marks.prefix != SpaceMarks::Prefix::kEachPart;
+  size_t reach = 0;  // the last end of the tokens that begin before the place
+  for (size_t place = at - std::min(at, Reach()); place < end; ++place) {
+    const bool is_free = reach < place || (may_end && reach == place);
+    if (place >= at && is_free && absl::ascii_isascii(text[place]) &&
+        IsApartFromSpaces(text, place) && IsApartFromNormalized(text, place)) {
+      return place;
+    }
+    const auto add = [&](const BpeTokenizer::AddedTokens& added) {
+      if (!added.begins[static_cast<uint8_t>(text[place])]) return;
+      reach = std::max(reach, place + added.Longest(text.substr(place)).second);
+    };
+    add(tokenizer_->raw_);
+    if (!form.normalizes()) add(tokenizer_->normalized_);
+  }
+  return absl::string_view::npos;
 }
 
 size_t BpeEncoder::Reach() const {
