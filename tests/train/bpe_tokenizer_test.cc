@@ -156,9 +156,10 @@ TEST(BpeTokenizer, FilesThatAreWrong) {
       {"\"single_word\":false", "\"single_word\":true", "single_word is not supported"},
       {"\"id\":401", "\"id\":-1", "\"<|endoftext|>\" has no id"},
       {"\"id\":401", "\"id\":9999", "the id 9999 is far beyond"},
-      {"\"id\":401", "\"id\":65", "\"<|endoftext|>\" must be there once, with the id 401"},
-      {"\"id\":403", "\"id\":410", "with the id 403, which tokenizers gives it; got 410"},
-      {"</tool_call>", "<tool_call>", "\"<tool_call>\" must be there once"},
+      {"\"id\":401", "\"id\":65", "\"<|endoftext|>\" must have the id 401, which tokenizers"},
+      {"\"id\":403", "\"id\":410", "must have the id 403, which tokenizers gives it; got 410"},
+      {"</tool_call>", "<tool_call>", "\"<tool_call>\" must be there once; got it twice"},
+      {"\"!\":0", "\"!\":401", "\"<|endoftext|>\" must have an id of its own; got 401, which"},
       {"\"a\":", "\"\\u00e4\\u00f6\":", "model.merges: number"},
       {"\"!\":", "\"\\u00e4\\u00f6\":", "no token for byte 33"},
       {"(?!", "(?<!", "its pattern has a part that looks at what is before it"},
@@ -188,7 +189,7 @@ TEST(BpeTokenizer, AddedTokensThatAreNotSupportedTogetherAreNamed) {
       {"\"content\": \"caf\u00e9\", \"normalized\": true",
        "\"content\": \"cafe\u0301\", \"normalized\": true", "have the same text"},
       {"\"content\": \"<a>\"", "\"content\": \"<a>\", \"normalized\": false",
-       "\"<a>\" must be there once"},
+       "\"<a>\" must be there once; got it twice"},
       {"\"content\": \"<a>\"", "\"id\": 257, \"content\": \"\\u0120a\"", "stands for other bytes"},
   };
   for (const auto& c : cases) {
