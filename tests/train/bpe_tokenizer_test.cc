@@ -236,6 +236,18 @@ TEST(BpeTokenizer, TokensOfTheRawTextAreBetweenCuts) {
   EXPECT_EQ(cuts, (std::vector<size_t>{3, 8, 11}));
 }
 
+// Phi's tokens take the spaces next to them. Other spaces are cuts.
+TEST(BpeTokenizer, SpacesThatNoAddedTokenTakesAreCuts) {
+  const auto encoder = EncoderWithAdded(R"({"id": 400, "content": "<a>", "rstrip": true,
+                                            "normalized": false})");
+  const std::string text = "\u4e2d\n\u4e2d<a> \n \u4e2d \n<a>";
+  std::vector<size_t> cuts;
+  for (size_t at = 1; at < text.size(); ++at) {
+    if (encoder->MayCut(text, at)) cuts.push_back(at);
+  }
+  EXPECT_EQ(cuts, (std::vector<size_t>{3, 7, 16, 17, 18}));
+}
+
 // A long run has no cuts, and each of its places is found to be none in little time.
 TEST(BpeTokenizer, LongRunsWithoutCuts) {
   for (const char* token : {R"({"id": 400, "content": "<a>", "rstrip": true})",

@@ -23,6 +23,7 @@ constexpr absl::string_view kEndOfTextNames[] = {
     "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"};
 
 constexpr size_t kCharacter = 4;  // the most bytes of a character
+constexpr size_t kSpaces = 64;    // bytes on each side of a cut in which spaces may end
 
 // Returns whether a character is one of Unicode's White_Space.
 bool IsSpace(uint32_t c) {
@@ -251,12 +252,23 @@ void BpeEncoder::AppendWithPlaces(absl::string_view text, bool begins, absl::Spa
   for (size_t& place : places) place = out->text.size();
 }
 
-// Returns whether spaces are on neither side of a place. An added token may take them.
-bool BpeEncoder::IsApartFromSpaces(absl::string_view text, size_t at) const {
-  if (!tokenizer_->raw_.strip && !tokenizer_->normalized_.strip) return true;
-  const size_t before = std::min(at, kCharacter);
-  return EndOfSpaces(text.substr(at, kCharacter), 0) == 0 &&
-         BeginOfSpaces(text.substr(at - before, before), 0) == before;
+// Returns whether no added token takes the spaces around a place. `taken` is the last end of the
+// tokens before the place that take spaces behind them. Many spaces are not looked through.
+bool BpeEncoder::IsApartFromSpaces(absl::string_view text, size_t at, size_t taken) const {
+  const size_t first = at - std::min(at, kSpaces);
+  const size_t begin = first + BeginOfSpaces(text.substr(first, at - first), 0);
+  const size_t end = at + EndOfSpaces(text.substr(at, kSpaces), 0);
+  if (begin == at && end == at) return true;
+  const bool is_known = begin >= first + kCharacter || first == 0;
+  if (!is_known || end + kCharacter > at + kSpaces || taken >= begin) return false;
+  if (tokenizer_->normalized_.strip && tokenizer_->file_.form.normalizes()) return false;
+  for (size_t place = at; place <= end; ++place) {
+    for (const auto* added : {&tokenizer_->raw_, &tokenizer_->normalized_}) {
+      const int32_t token = added->nodes.empty() ? -1 : added->Longest(text.substr(place)).first;
+      if (token >= 0 && tokenizer_->added_.at(token)->strips_left) return false;
+    }
+  }
+  return true;
 }
 
 // Returns whether no token of the normalized text crosses a place, at which a character of ASCII
@@ -284,16 +296,21 @@ size_t BpeEncoder::NextCut(absl::string_view text, size_t at, size_t end) const 
   const TextForm& form = tokenizer_->file_.form;
   const bool may_end = form.normalizer_marks.prefix == SpaceMarks::Prefix::kNone &&
                        form.marks.prefix != SpaceMarks::Prefix::kEachPart;
-  size_t reach = 0;  // the last end of the tokens that begin before the place
+  const bool strips = tokenizer_->raw_.strip || tokenizer_->normalized_.strip;
+  // The last ends of the tokens that begin before the place, and of those that take spaces behind.
+  size_t reach = 0, taken = 0;
   for (size_t place = at - std::min(at, Reach()); place < end; ++place) {
     const bool is_free = reach < place || (may_end && reach == place);
     if (place >= at && is_free && absl::ascii_isascii(text[place]) &&
-        IsApartFromSpaces(text, place) && IsApartFromNormalized(text, place)) {
+        (!strips || IsApartFromSpaces(text, place, taken)) && IsApartFromNormalized(text, place)) {
       return place;
     }
     const auto add = [&](const BpeTokenizer::AddedTokens& added) {
       if (!added.begins[static_cast<uint8_t>(text[place])]) return;
-      reach = std::max(reach, place + added.Longest(text.substr(place)).second);
+      const auto [token, length] = added.Longest(text.substr(place));
+      reach = std::max(reach, place + length);
+      const bool takes = token >= 0 && tokenizer_->added_.at(token)->strips_right;
+      if (takes) taken = std::max(taken, place + length);
     };
     add(tokenizer_->raw_);
     if (!form.normalizes()) add(tokenizer_->normalized_);
@@ -302,7 +319,7 @@ size_t BpeEncoder::NextCut(absl::string_view text, size_t at, size_t end) const 
 }
 
 size_t BpeEncoder::Reach() const {
-  return std::max(tokenizer_->raw_.longest, tokenizer_->normalized_.longest) + kCharacter;
+  return std::max(tokenizer_->raw_.longest, tokenizer_->normalized_.longest) + kSpaces;
 }
 
 absl::StatusOr<size_t> BpeEncoder::AppendPiece(absl::string_view text, size_t first, bool complete,

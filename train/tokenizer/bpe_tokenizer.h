@@ -94,7 +94,7 @@ class BpeEncoder : public FileEncoder {
   void ForEachPart(const BpeTokenizer::AddedTokens& added, absl::string_view text,
                    const Body& body) const;
 
-  bool IsApartFromSpaces(absl::string_view text, size_t at) const;
+  bool IsApartFromSpaces(absl::string_view text, size_t at, size_t taken) const;
   bool IsApartFromNormalized(absl::string_view text, size_t at) const;
 
   // Appends the tokens of the first piece that the matchers from `first` on cut off the text, and
