@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/subprocess.h"
 #include "tests/train/tokenizer_fixture.h"
 #include "train/data/tokenizer.h"
@@ -156,9 +157,10 @@ TEST(BpeTokenizer, FilesThatAreWrong) {
       {"\"single_word\":false", "\"single_word\":true", "single_word is not supported"},
       {"\"id\":401", "\"id\":-1", "\"<|endoftext|>\" has no id"},
       {"\"id\":401", "\"id\":9999", "the id 9999 is far beyond"},
-      {"\"id\":401", "\"id\":65", "\"<|endoftext|>\" must be there once, with the id 401"},
-      {"\"id\":403", "\"id\":410", "with the id 403, which tokenizers gives it; got 410"},
-      {"</tool_call>", "<tool_call>", "\"<tool_call>\" must be there once"},
+      {"\"id\":401", "\"id\":65", "\"<|endoftext|>\" must have the id 401, which tokenizers"},
+      {"\"id\":403", "\"id\":410", "must have the id 403, which tokenizers gives it; got 410"},
+      {"</tool_call>", "<tool_call>", "\"<tool_call>\" must be there once; got it twice"},
+      {"\"!\":0", "\"!\":401", "\"<|endoftext|>\" must have an id of its own; got 401, which"},
       {"\"a\":", "\"\\u00e4\\u00f6\":", "model.merges: number"},
       {"\"!\":", "\"\\u00e4\\u00f6\":", "no token for byte 33"},
       {"(?!", "(?<!", "its pattern has a part that looks at what is before it"},
@@ -188,7 +190,7 @@ TEST(BpeTokenizer, AddedTokensThatAreNotSupportedTogetherAreNamed) {
       {"\"content\": \"caf\u00e9\", \"normalized\": true",
        "\"content\": \"cafe\u0301\", \"normalized\": true", "have the same text"},
       {"\"content\": \"<a>\"", "\"content\": \"<a>\", \"normalized\": false",
-       "\"<a>\" must be there once"},
+       "\"<a>\" must be there once; got it twice"},
       {"\"content\": \"<a>\"", "\"id\": 257, \"content\": \"\\u0120a\"", "stands for other bytes"},
   };
   for (const auto& c : cases) {
@@ -199,6 +201,63 @@ TEST(BpeTokenizer, AddedTokensThatAreNotSupportedTogetherAreNamed) {
     std::ofstream(path) << json.dump();
     const absl::Status status = Tokenizer::Load(path).status();
     EXPECT_TRUE(absl::StrContains(status.message(), c.message)) << status;
+  }
+}
+
+// Returns an encoder of the fixture tiny with this added token.
+std::unique_ptr<FileEncoder> EncoderWithAdded(const char* token) {
+  Json json = Json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+  json["added_tokens"] = {Json::parse(token)};
+  const std::string path = FreshTestFolder() + "/tokenizer.json";
+  std::ofstream(path) << json.dump();
+  const auto tokenizer = Tokenizer::Load(path);
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return tokenizer->of_file()->MakeEncoder(Specials::kAreText);
+}
+
+// Chinese text has little ASCII, but lines. A file without cuts would be one piece.
+TEST(BpeTokenizer, LinesAreCutsWithTokensOfTheNormalizedText) {
+  const auto encoder = EncoderWithAdded(R"({"id": 400, "content": "  ", "normalized": true})");
+  const std::string text = "\u4e2d\n\u4e2d\n\ne\u0301 a";
+  std::vector<size_t> cuts;
+  for (size_t at = 1; at < text.size(); ++at) {
+    if (encoder->MayCut(text, at)) cuts.push_back(at);
+  }
+  EXPECT_EQ(cuts, (std::vector<size_t>{3, 7, 8, 9, 13}));
+}
+
+// Gemma has added tokens for runs of ends of lines. A cut is where they begin or end.
+TEST(BpeTokenizer, TokensOfTheRawTextAreBetweenCuts) {
+  const auto encoder = EncoderWithAdded(R"({"id": 400, "content": "\n\n", "normalized": false})");
+  const std::string text = "\u4e2d\n\n\u4e2d\n\n\na";
+  std::vector<size_t> cuts;
+  for (size_t at = 1; at < text.size(); ++at) {
+    if (encoder->MayCut(text, at)) cuts.push_back(at);
+  }
+  EXPECT_EQ(cuts, (std::vector<size_t>{3, 8, 11}));
+}
+
+// Phi's tokens take the spaces next to them. Other spaces are cuts.
+TEST(BpeTokenizer, SpacesThatNoAddedTokenTakesAreCuts) {
+  const auto encoder = EncoderWithAdded(R"({"id": 400, "content": "<a>", "rstrip": true,
+                                            "normalized": false})");
+  const std::string text = "\u4e2d\n\u4e2d<a> \n \u4e2d \n<a>";
+  std::vector<size_t> cuts;
+  for (size_t at = 1; at < text.size(); ++at) {
+    if (encoder->MayCut(text, at)) cuts.push_back(at);
+  }
+  EXPECT_EQ(cuts, (std::vector<size_t>{3, 7, 16, 17, 18}));
+}
+
+// A long run has no cuts, and each of its places is found to be none in little time.
+TEST(BpeTokenizer, LongRunsWithoutCuts) {
+  for (const char* token : {R"({"id": 400, "content": "<a>", "rstrip": true})",
+                            R"({"id": 400, "content": "                                "})"}) {
+    const auto encoder = EncoderWithAdded(token);
+    const std::string text(1 << 22, ' ');
+    const clock_t begin = clock();
+    EXPECT_EQ(encoder->NextCut(text, 100, text.size() - 100), std::string::npos);
+    EXPECT_LT(clock() - begin, 2 * kSlowdown * CLOCKS_PER_SEC);
   }
 }
 
@@ -358,10 +417,10 @@ TEST(SplitPattern, ClassesAreThoseOfTokenizers) {
 // Oniguruma, which tokenizers uses, reads these parts otherwise than PCRE2.
 TEST(SplitPattern, PartsThatDifferAreRefused) {
   for (const char* part :
-       {"\\w",     "\\W",     "\\h",     "\\H",     "\\v",           "\\V",         "\\A",
-        "\\G",     "[\\w]",   "^",       "(?m)",    "(?s:",          "(?i-s)",      "{,2}",
-        "{1,3}+",  "{2}+",    "{2}?",    "(?i)",    "\\X",           "\\1",         "\\p{Han}",
-        "\\p{lu}", "\\p{Cn}", "\\p{Mn}", "(?i:SS)", "(?i:\xC3\x9F)", "(?i:\\x{df})"}) {
+       {"\\w",    "\\W",     "\\h",     "\\H",     "\\v",     "\\V",           "\\A",
+        "\\G",    "[\\w]",   "^",       "(?m)",    "(?s:",    "(?i-s)",        "{,2}",
+        "{1,3}+", "{2}+",    "{2}?",    "(?i)",    "\\X",     "\\1",           "\\p{Han}",
+        "\\pL",   "\\p{lu}", "\\p{Cn}", "\\p{Mn}", "(?i:SS)", "(?i:\xC3\x9F)", "(?i:\\x{df})"}) {
     const absl::Status status = SplitPattern::Compile(absl::StrCat("a", part, "b)|.")).status();
     EXPECT_TRUE(absl::StrContains(status.message(), "which is not supported"))
         << part << ": " << status;

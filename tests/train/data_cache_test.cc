@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <atomic>
 #include <chrono>
@@ -21,9 +22,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/subprocess.h"
+#include "tests/train/tokenizer_fixture.h"
 #include "train/data/corpus.h"
+#include "train/data/sources.h"
 
 namespace burst {
 namespace {
@@ -124,6 +128,28 @@ TEST_F(DataCacheTest, OtherContentOtherTokenizerOtherFile) {
   const auto changed = Load(path);
   ASSERT_EQ(changed.status(), absl::OkStatus());
   EXPECT_EQ(TextOf(*changed), "xyzxyz");
+}
+
+// A file of an earlier version, whose tokenizers found other tokens, is not read.
+TEST_F(DataCacheTest, AnEarlierVersionsTokensAreMadeAgain) {
+  const auto tokenizer = Tokenizer::Load(TokenizerFixture("tiny"));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto load = [&](const std::string& path) {
+    return LoadTrainingData(path, "", std::nullopt, CacheFolder(), &*tokenizer);
+  };
+  const std::string path = Write("a.txt", "the ring");
+  ASSERT_EQ(load(Write("other.txt", "gnir eht")).status(), absl::OkStatus());
+  ASSERT_EQ(Files(".cache").size(), 1u);
+  const auto sources = FindSources("data", path);
+  ASSERT_TRUE(sources.ok()) << sources.status();
+  const std::string key =
+      absl::StrCat("texts 5 ", tokenizer->ToJson(), "\n\n", Fingerprint({&*sources}));
+  const XXH128_hash_t hash = XXH3_128bits(key.data(), key.size());
+  fs::rename(Files(".cache")[0],
+             absl::StrFormat("%s/%016x%016x.cache", CacheFolder(), hash.high64, hash.low64));
+  const auto data = load(path);
+  ASSERT_EQ(data.status(), absl::OkStatus());
+  EXPECT_EQ(TextOf(*data), "the ring");
 }
 
 // For every changed byte and every length, the file is made again, or the damage is found in a

@@ -3,6 +3,7 @@
 #include "train/tokenizer/sentencepiece_tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <filesystem>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/subprocess.h"
 #include "tests/train/tokenizer_fixture.h"
 #include "train/data/tokenizer.h"
@@ -198,6 +200,20 @@ TEST(SentencePieceTokenizer, DamagedFiles) {
         (*tokenizer)->MakeEncoder(Specials::kAreTokens)->Encode("the <s> ring", &tokens).ok());
   }
   EXPECT_EQ(good, 0);
+}
+
+// The time grows with the length of a chat, not with its square.
+TEST(SentencePieceTokenizer, ManyControlTokens) {
+  const Tokenizer tokenizer = LoadFixture("sentencepiece/llama");
+  std::string text;
+  for (int i = 0; i < 50'000; ++i)
+    text += "the ring of blocks goes around, and so do all of its ranks</s>";
+  FormedText formed;
+  const clock_t begin = clock();
+  tokenizer.of_file()->MakeEncoder(Specials::kAreTokens)->AppendNormalized(text, true, &formed);
+  EXPECT_LT(clock() - begin, 2 * kSlowdown * CLOCKS_PER_SEC);
+  EXPECT_EQ(formed.added.size(), 50'000u);
+  EXPECT_EQ(formed.text, absl::StrCat(" ", text));
 }
 
 }  // namespace

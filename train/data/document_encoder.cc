@@ -19,7 +19,7 @@ namespace burst {
 namespace {
 
 // A part of a file, from the cut at or after `begin` to the cut at or after `end`
-// (FileEncoder::MayCut). The end of the file is a cut, too.
+// (FileEncoder::NextCut). The end of the file is a cut, too.
 struct Piece {
   const SourceFile* file = nullptr;
   int64_t begin = 0, end = 0;
@@ -131,9 +131,10 @@ absl::StatusOr<int64_t> DocumentEncoder::Cut(const SourceFile& file, int64_t at,
   for (int64_t bytes = 64; at < file.identity.bytes; at += bytes, bytes = step_) {
     const int64_t from = std::max<int64_t>(0, at - reach);
     BURST_ASSIGN_OR_RETURN(const std::string text, Read(file, from, at + bytes + reach, worker));
-    for (int64_t cut = at; cut < std::min(at + bytes, file.identity.bytes); ++cut) {
-      if (worker->encoder->MayCut(text, static_cast<size_t>(cut - from))) return cut;
-    }
+    const int64_t end = std::min(at + bytes, file.identity.bytes);
+    const size_t cut = worker->encoder->NextCut(text, static_cast<size_t>(at - from),
+                                                static_cast<size_t>(end - from));
+    if (cut != std::string::npos) return from + static_cast<int64_t>(cut);
   }
   return file.identity.bytes;
 }

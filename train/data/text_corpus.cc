@@ -21,8 +21,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The version of the encoding. Increase it when the tokens or the file's format change.
+// The version of the file's format and of the tokens of bytes and of characters. A run continues
+// with files of its own version alone.
 constexpr int kVersion = 5;
+// The version of the tokens of tokenizers' files. Increase it when a tokenizer gives other tokens.
+// A run continues after that if its own tokens stay.
+constexpr int kTokensVersion = 2;
 
 // The description leaves out the tokenizer of a file, which is given and part of the cache file's
 // name.
@@ -198,7 +202,8 @@ absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources
                                 : kind == Tokenizer::Kind::kByte ? "byte"
                                                                  : "char";
   const bool lines = sources[0]->json_lines;
-  const std::string key = absl::StrCat("texts ", kVersion, " ", tokenizer, "\n",
+  const std::string tokens = of_file != nullptr ? absl::StrCat("tokens ", kTokensVersion, " ") : "";
+  const std::string key = absl::StrCat("texts ", kVersion, " ", tokens, tokenizer, "\n",
                                        lines ? LinesKey(format) : "", "\n", Fingerprint(sources));
   const auto check = [&](const CheckedFile& file) {
     return ParseDescription(file, sources.size(), of_file).status();

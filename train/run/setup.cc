@@ -224,7 +224,8 @@ absl::Status FindResumed(TrainingSetup* setup) {
   }
   if (found->data_fingerprint != data_fingerprint) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "--data: ", config.data, " is not what the run in ", config.out, " was trained on"));
+        "--data: must give the tokens that the run in ", config.out, " was trained on; got others ",
+        "from ", config.data, "; give the run's own data and tokenizer, or begin another run"));
   }
   const std::string difference = ModelDifference(config.model, found->model);
   if (!difference.empty()) {

@@ -118,24 +118,36 @@ class Reader {
     }
     if (!file_.of_bytes) CutAtWords();
     std::sort(file_.piece_ids.begin(), file_.piece_ids.end());
-    absl::flat_hash_set<absl::string_view> added_texts;
-    auto next = static_cast<int32_t>(vocab.size());
+    return PlaceAdded(used);
+  }
+
+  // Gives the added tokens their bytes. `used` says which ids model.vocab has. The library
+  // tokenizers numbers added tokens itself, whatever the file says.
+  absl::Status PlaceAdded(const std::vector<bool>& used) {
+    absl::flat_hash_set<absl::string_view> texts;
+    auto next = static_cast<int32_t>(ids_.size());
     for (const AddedToken& token : file_.added) {
-      // The library tokenizers numbers the tokens itself, whatever the file says.
+      const std::string of = absl::StrCat("added_tokens: ", Shown(token.text));
+      if (!texts.insert(token.text).second) {
+        return InvalidField(of, " must be there once; got it twice; save the file with tokenizers");
+      }
       const auto found = ids_.find(token.text);
       const bool is_new = found == ids_.end();
       const int32_t id = is_new ? next++ : found->second;
-      if (token.id != id || (is_new && used[id]) || !added_texts.insert(token.text).second) {
-        return InvalidField(
-            "added_tokens: ", Shown(token.text), " must be there once, with the id ", id,
-            ", which tokenizers gives it; got ", token.id, "; save the file with tokenizers");
+      if (token.id != id) {
+        return InvalidField(of, " must have the id ", id, ", which tokenizers gives it; got ",
+                            token.id, "; save the file with tokenizers");
+      }
+      if (is_new && used[id]) {
+        return InvalidField(of, " must have an id of its own; got ", id, ", which a token of ",
+                            "model.vocab has; number model.vocab without holes");
       }
       const std::string bytes =
           file_.of_bytes ? token.text : absl::StrReplaceAll(token.text, {{kSpaceMark, " "}});
       if (!is_new && file_.tokens[id] != bytes) {
-        return InvalidField("added_tokens: ", Shown(token.text),
-                            " is a token of model.vocab, where ",
-                            "it stands for other bytes, which is not supported");
+        return InvalidField(of,
+                            " is a token of model.vocab, where it stands for other bytes, which "
+                            "is not supported");
       }
       file_.tokens[id] = bytes;
     }

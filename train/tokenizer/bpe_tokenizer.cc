@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
@@ -20,6 +21,9 @@ constexpr absl::string_view kEndOfTextNames[] = {
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>",
     "<\xEF\xBD\x9C"
     "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"};
+
+constexpr size_t kCharacter = 4;  // the most bytes of a character
+constexpr size_t kSpaces = 64;    // bytes on each side of a cut in which spaces may end
 
 // Returns whether a character is one of Unicode's White_Space.
 bool IsSpace(uint32_t c) {
@@ -248,39 +252,74 @@ void BpeEncoder::AppendWithPlaces(absl::string_view text, bool begins, absl::Spa
   for (size_t& place : places) place = out->text.size();
 }
 
-// No added token reaches across the cut, or ends or begins there.
-bool BpeEncoder::MayCut(absl::string_view text, size_t at) const {
-  if (at == text.size()) return true;
-  if (!FileEncoder::MayCut(text, at)) return false;
-  const BpeTokenizer::AddedTokens &raw = tokenizer_->raw_, &normalized = tokenizer_->normalized_;
-  if ((raw.strip || normalized.strip) &&
-      (EndOfSpaces(text, at) > at || BeginOfSpaces(text.substr(0, at), 0) < at)) {
-    return false;
-  }
-  const auto touches = [&](const BpeTokenizer::AddedTokens& added) {
-    for (size_t begin = at - std::min(at, added.longest); begin <= at; ++begin) {
-      if (!added.begins[static_cast<uint8_t>(text[begin])]) continue;
-      const auto [token, length] = added.Longest(text.substr(begin));
-      if (token >= 0 && begin + length >= at) return true;
+// Returns whether no added token takes the spaces around a place. `taken` is the last end of the
+// tokens before the place that take spaces behind them. Many spaces are not looked through.
+bool BpeEncoder::IsApartFromSpaces(absl::string_view text, size_t at, size_t taken) const {
+  const size_t first = at - std::min(at, kSpaces);
+  const size_t begin = first + BeginOfSpaces(text.substr(first, at - first), 0);
+  const size_t end = at + EndOfSpaces(text.substr(at, kSpaces), 0);
+  if (begin == at && end == at) return true;
+  const bool is_known = begin >= first + kCharacter || first == 0;
+  if (!is_known || end + kCharacter > at + kSpaces || taken >= begin) return false;
+  if (tokenizer_->normalized_.strip && tokenizer_->file_.form.normalizes()) return false;
+  for (size_t place = at; place <= end; ++place) {
+    for (const auto* added : {&tokenizer_->raw_, &tokenizer_->normalized_}) {
+      const int32_t token = added->nodes.empty() ? -1 : added->Longest(text.substr(place)).first;
+      if (token >= 0 && tokenizer_->added_.at(token)->strips_left) return false;
     }
-    return false;
-  };
-  if (touches(raw)) return false;
-  if (normalized.nodes.empty()) return true;
-  if (!tokenizer_->file_.form.normalizes()) return !touches(normalized);
-  // ASCII that no character after it changes, and that no token has.
-  const auto is_apart = [&](char c) {
-    const char formed = c == ' ' ? kSpaceMark[0] : c;
-    return !normalized.has[static_cast<uint8_t>(c)] &&
+  }
+  return true;
+}
+
+// Returns whether no token of the normalized text crosses a place, at which a character of ASCII
+// begins. The normalized text is not known: one of both characters is in no token.
+bool BpeEncoder::IsApartFromNormalized(absl::string_view text, size_t at) const {
+  const BpeTokenizer::AddedTokens& normalized = tokenizer_->normalized_;
+  const TextForm& form = tokenizer_->file_.form;
+  if (normalized.nodes.empty() || !form.normalizes()) return true;
+  // Returns whether the character is ASCII that no token has, and no character behind it changes
+  // it.
+  const auto is_apart = [&](size_t place) {
+    const char c = text[place], formed = c == ' ' ? kSpaceMark[0] : c;
+    const bool stays =
+        absl::ascii_iscntrl(c) || place + 1 == text.size() || absl::ascii_isascii(text[place + 1]);
+    return absl::ascii_isascii(c) && stays && !normalized.has[static_cast<uint8_t>(c)] &&
            !normalized.has[static_cast<uint8_t>(formed)];
   };
-  return FileEncoder::MayCut(text, at - 1) && FileEncoder::MayCut(text, at + 1) &&
-         is_apart(text[at - 1]) && is_apart(text[at]);
+  // A token may end at the cut, unless the part after it would begin with a mark.
+  const bool may_end = form.marks.prefix != SpaceMarks::Prefix::kEachPart;
+  return (at > 0 && is_apart(at - 1)) || (may_end && is_apart(at));
+}
+
+// No added token crosses a cut. None ends there if the part after it would begin with a mark.
+size_t BpeEncoder::NextCut(absl::string_view text, size_t at, size_t end) const {
+  const TextForm& form = tokenizer_->file_.form;
+  const bool may_end = form.normalizer_marks.prefix == SpaceMarks::Prefix::kNone &&
+                       form.marks.prefix != SpaceMarks::Prefix::kEachPart;
+  const bool strips = tokenizer_->raw_.strip || tokenizer_->normalized_.strip;
+  // The last ends of the tokens that begin before the place, and of those that take spaces behind.
+  size_t reach = 0, taken = 0;
+  for (size_t place = at - std::min(at, Reach()); place < end; ++place) {
+    const bool is_free = reach < place || (may_end && reach == place);
+    if (place >= at && is_free && absl::ascii_isascii(text[place]) &&
+        (!strips || IsApartFromSpaces(text, place, taken)) && IsApartFromNormalized(text, place)) {
+      return place;
+    }
+    const auto add = [&](const BpeTokenizer::AddedTokens& added) {
+      if (!added.begins[static_cast<uint8_t>(text[place])]) return;
+      const auto [token, length] = added.Longest(text.substr(place));
+      reach = std::max(reach, place + length);
+      const bool takes = token >= 0 && tokenizer_->added_.at(token)->strips_right;
+      if (takes) taken = std::max(taken, place + length);
+    };
+    add(tokenizer_->raw_);
+    if (!form.normalizes()) add(tokenizer_->normalized_);
+  }
+  return absl::string_view::npos;
 }
 
 size_t BpeEncoder::Reach() const {
-  constexpr size_t kCharacter = 4;  // bytes
-  return std::max(tokenizer_->raw_.longest, tokenizer_->normalized_.longest) + kCharacter;
+  return std::max(tokenizer_->raw_.longest, tokenizer_->normalized_.longest) + kSpaces;
 }
 
 absl::StatusOr<size_t> BpeEncoder::AppendPiece(absl::string_view text, size_t first, bool complete,

@@ -82,7 +82,7 @@ class BpeEncoder : public FileEncoder {
 
   void AppendWithPlaces(absl::string_view text, bool begins, absl::Span<size_t> places,
                         FormedText* out) const override;
-  bool MayCut(absl::string_view text, size_t at) const override;
+  size_t NextCut(absl::string_view text, size_t at, size_t end) const override;
   size_t Reach() const override;
   absl::StatusOr<size_t> EncodePieces(const FormedText& text, size_t begin, size_t limit,
                                       bool complete, std::vector<int32_t>* tokens) override;
@@ -93,6 +93,9 @@ class BpeEncoder : public FileEncoder {
   template <typename Body>
   void ForEachPart(const BpeTokenizer::AddedTokens& added, absl::string_view text,
                    const Body& body) const;
+
+  bool IsApartFromSpaces(absl::string_view text, size_t at, size_t taken) const;
+  bool IsApartFromNormalized(absl::string_view text, size_t at) const;
 
   // Appends the tokens of the first piece that the matchers from `first` on cut off the text, and
   // returns its length or kMore.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "train/tokenizer/places.h"
 
@@ -22,6 +23,12 @@ absl::Status FileEncoder::Encode(absl::string_view text, std::vector<int32_t>* t
   FormedText formed;
   AppendNormalized(text, /*begins=*/true, &formed);
   return EncodePieces(formed, 0, formed.text.size(), /*complete=*/true, tokens).status();
+}
+
+// A character of ASCII changes none before it.
+size_t FileEncoder::NextCut(absl::string_view text, size_t at, size_t end) const {
+  while (at < end && !absl::ascii_isascii(text[at])) ++at;
+  return at < end ? at : absl::string_view::npos;
 }
 
 size_t FileTokenizer::Length(int32_t token, const FormedText& text, size_t at) const {

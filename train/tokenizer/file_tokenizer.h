@@ -60,10 +60,13 @@ class FileEncoder {
                                 FormedText* out) const = 0;
 
   // Returns whether the form of text[0, at), followed by the form of the rest, is the form of the
-  // whole. It looks at Reach() bytes on both sides.
-  virtual bool MayCut(absl::string_view text, size_t at) const {
-    return at == text.size() || static_cast<unsigned char>(text[at]) < 0x80;
+  // whole.
+  bool MayCut(absl::string_view text, size_t at) const {
+    return at == text.size() || NextCut(text, at, at + 1) == at;
   }
+  // Returns the first place in [at, end) where text may be cut, or npos. `end` is at most the
+  // text's size. It looks at Reach() bytes on both sides of a place.
+  virtual size_t NextCut(absl::string_view text, size_t at, size_t end) const;
   virtual size_t Reach() const { return 1; }
 
   // Appends the tokens of the pieces of a formed text that begin in [begin, limit), where `begin`

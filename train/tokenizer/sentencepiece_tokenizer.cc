@@ -207,13 +207,19 @@ std::unique_ptr<FileEncoder> SentencePieceTokenizer::MakeEncoder(Specials specia
 }
 
 // Returns the first control token whose text begins at or after `begin`. If several begin there, it
-// is the longest one.
+// is the longest one. `found` has each token's next place (empty: unknown), and keeps it for later.
 SentencePieceEncoder::Control SentencePieceEncoder::FindControl(absl::string_view text,
-                                                                size_t begin) const {
+                                                                size_t begin,
+                                                                std::vector<size_t>* found) const {
   Control first{text.size(), 0, -1};
   if (specials_ == Specials::kAreText) return first;
-  for (const auto& [name, id] : tokenizer_->controls_) {
-    const size_t at = text.find(name, begin);
+  const auto& controls = tokenizer_->controls_;
+  const bool is_known = !found->empty();
+  found->resize(controls.size());
+  for (size_t i = 0; i < controls.size(); ++i) {
+    const auto& [name, id] = controls[i];
+    size_t& at = (*found)[i];
+    if (!is_known || at < begin) at = text.find(name, begin);
     if (at == absl::string_view::npos) continue;
     if (at < first.begin || (at == first.begin && name.size() > first.length)) {
       first = {at, name.size(), id};
@@ -226,8 +232,9 @@ SentencePieceEncoder::Control SentencePieceEncoder::FindControl(absl::string_vie
 void SentencePieceEncoder::AppendWithPlaces(absl::string_view text, bool begins,
                                             absl::Span<size_t> places, FormedText* out) const {
   std::string& formed = out->text;
+  std::vector<size_t> found;
   for (size_t at = 0; at < text.size();) {
-    const Control control = FindControl(text, at);
+    const Control control = FindControl(text, at, &found);
     const bool spaced = at > 0 ? specials_ == Specials::kAreTokensAndSpaced : begins;
     // As in transformers, a prompt that begins with a space gets no second one.
     const bool has_space = specials_ != Specials::kAreText && SpaceAt(text, at) > 0;

@@ -73,7 +73,7 @@ class SentencePieceEncoder : public FileEncoder {
     size_t begin, length;
     int32_t token;
   };
-  Control FindControl(absl::string_view text, size_t begin) const;
+  Control FindControl(absl::string_view text, size_t begin, std::vector<size_t>* found) const;
   size_t EndOfWord(absl::string_view text, size_t begin) const;
   absl::Status AppendWord(absl::string_view word, std::vector<int32_t>* tokens);
   absl::Status Ask(absl::string_view word, std::vector<int32_t>* tokens) const;

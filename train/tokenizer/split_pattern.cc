@@ -141,14 +141,10 @@ class Translator {
       return Class(kSpaces, kind == 'S', "\\S");
     }
     if (kind == 'p' || kind == 'P') {
-      size_t end = at_ + 3;
-      absl::string_view name = in_.substr(std::min(at_ + 2, in_.size()), 1);
-      if (name == "{") {
-        end = in_.find('}', at_);
-        if (end == absl::string_view::npos) return NotSupported("a \\p without its }");
-        name = in_.substr(at_ + 3, end - at_ - 3);
-        ++end;
-      }
+      if (!absl::StartsWith(in_.substr(at_ + 2), "{")) return NotSupported("a \\p without a {");
+      const size_t end = in_.find('}', at_) + 1;
+      if (end == 0) return NotSupported("a \\p without its }");
+      const absl::string_view name = in_.substr(at_ + 3, end - at_ - 4);
       if (!absl::c_linear_search(kProperties, name)) {
         return NotSupported(absl::StrCat("the property \\p{", name, "}"));
       }
