@@ -122,6 +122,19 @@ TEST(Plan, APipelineIsFasterOverSlowLinks) {
   EXPECT_NEAR(static_cast<double>(stages.parameters) / one.parameters, 0.5, 0.02);
 }
 
+// Ranks without tokens multiply nothing, also where a factor is already in fp8.
+TEST(Plan, RanksMayHaveNoTokensInFp8) {
+  const char* const gpt2 =
+      "--model={\"family\":\"gpt2\",\"layers\":2,\"width\":64,\"heads\":4,\"vocab\":512}";
+  for (const char* model : {kSmall, gpt2}) {
+    for (const char* more : {"--zero=0", "--zero=3", "--recompute=full", "--tp=2"}) {
+      const StepPlan plan =
+          PlanFor({model, "--seqlen=1", "--batch=1", "--precision=fp8", "--gpus=4xH200", more});
+      EXPECT_GT(plan.step_seconds, 0) << model << more;
+    }
+  }
+}
+
 using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // an entry for each rank
 
 // Makes two steps, and counts what a rank sends in the second one.
