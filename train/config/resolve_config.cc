@@ -376,10 +376,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(CheckNumbers(config));
   BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
-  const bool parted = config.zero > 0 || c.pp > 1 || config.mesh.tensor > 1;
-  config.checkpoint_files = c.checkpoint_files != CheckpointFiles::kAuto ? c.checkpoint_files
-                            : parted                                     ? CheckpointFiles::kRanks
-                                                                         : CheckpointFiles::kOne;
+  config.ResolveCheckpointFiles();
   return config;
 }
 
