@@ -178,7 +178,7 @@ absl::Status Run(const ScalingOptions& options) {
 }
 
 int Main(int argc, char** argv) {
-  if (PrintHelpOrVersion(argc, argv, ScalingHelp())) return 0;
+  if (PrintHelpOrVersion(argc, argv, ScalingHelp())) return ExitWithOutput();
   absl::StatusOr<ScalingOptions> options = ScalingOptionsFromArguments(argc, argv, DetectLaunch());
   absl::Status usage = options.status();
   if (usage.ok()) usage = CheckModelExperiment(*options);

@@ -290,7 +290,7 @@ class OptionTable {
 };
 
 // Prints `help` or the version if the command line asks for --help or --version. Returns whether it
-// did; the program then has nothing else to do.
+// did; the program then ends with ExitWithOutput.
 bool PrintHelpOrVersion(int argc, char** argv, const std::string& help);
 
 }  // namespace burst

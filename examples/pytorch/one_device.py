@@ -1,4 +1,4 @@
-"""Computes attention on one device and compares it with torch's own:
+"""Computes attention on one device and compares it with torch's matrix products:
 
   python examples/pytorch/one_device.py
 """
@@ -17,10 +17,12 @@ q, k, v = (torch.randn(1, 512, heads, 64, device=device, dtype=dtype, requires_g
 out = burst.attention(q, k, v, causal=True)
 out.sum().backward()
 
-# torch wants heads before tokens, and as many of keys as of queries.
-heads_first = [x.detach().transpose(1, 2) for x in (q, k, v)]
-want = torch.nn.functional.scaled_dot_product_attention(
-    heads_first[0], *(x.repeat_interleave(4, dim=1) for x in heads_first[1:]), is_causal=True).transpose(1, 2)
+# The products want heads before tokens, and as many of keys as of queries.
+queries, keys, values = (x.detach().float().transpose(1, 2) for x in (q, k, v))
+keys, values = (x.repeat_interleave(4, dim=1) for x in (keys, values))
+later = torch.ones(512, 512, dtype=torch.bool, device=device).triu(diagonal=1)
+scores = (queries @ keys.transpose(2, 3) / 64 ** 0.5).masked_fill(later, float("-inf"))
+want = (scores.softmax(dim=-1) @ values).transpose(1, 2)
 print("out is off by %.1e from torch's, which is at most %.1f" % ((out - want).abs().max(), want.abs().max()))
 
 # Masks that torch's kernels do not take: a window, packed documents, any union of slices.

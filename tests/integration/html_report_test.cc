@@ -128,12 +128,19 @@ TEST(HtmlReport, ErrorsNameTheFolder) {
   const std::string run = MakeRun("a", 6, "0.5"), folder = run + "/..";
   EXPECT_EQ(Report({}, folder).exit_code, 2);
   EXPECT_THAT(Report({}, folder).err, HasSubstr("RUN: must be from 1 to 6 folders of runs; got 0"));
-  EXPECT_THAT(Report({"a", "none"}, folder).err, HasSubstr("none/metrics.jsonl"));
+  for (const char* no_run : {"none", "..", "a/metrics.jsonl"}) {
+    const Result result = Report({"a", no_run}, folder);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr("RUN: must be a folder of a run, with metrics.jsonl"));
+    EXPECT_THAT(result.err, HasSubstr(" without metrics.jsonl; give the --out of a run"));
+  }
   std::ofstream(run + "/config.json") << "[]";
   EXPECT_THAT(Report({"a"}, folder).err, HasSubstr("config.json must be a run's options"));
   std::ofstream(run + "/metrics.jsonl") << "";
   EXPECT_THAT(Report({"a"}, folder).err, HasSubstr("no step yet"));
   EXPECT_EQ(Report({"a"}, folder).exit_code, 1);
+  std::filesystem::remove(run + "/config.json");
+  EXPECT_THAT(Report({"a"}, folder).err, HasSubstr("a without config.json; give"));
 }
 
 // A browser shows the page: it draws the table, the plots and the sample, and has no errors.

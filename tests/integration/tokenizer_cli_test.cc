@@ -98,6 +98,29 @@ TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
               {"--checkpoint", "home/model.safetensors", "truncated"});
 }
 
+// The export of a run on characters or bytes is generated from and trained on, as the run is.
+TEST_F(TokenizerCli, ExportsOfRunsWithoutAFileAreRead) {
+  for (const std::string tokenizer : {"char", "byte"}) {
+    const std::string run = "run-" + tokenizer, home = "home-" + tokenizer;
+    ExpectSuccess(
+        Train({"--tokenizer=" + tokenizer, "--steps=5", "--eval_every=0", "--out=" + run}));
+    ExpectSuccess(
+        Subprocess({ProgramPath("train/tools/export"), run, "--out=" + home}, {folder_}).Wait());
+    std::vector<std::string> texts, weights;
+    for (const std::string& from : {run, home}) {
+      const Result text =
+          Generate({"--checkpoint=" + from, "--prompt=line", "--tokens=20", "--temperature=0"});
+      ExpectSuccess(text);
+      texts.push_back(text.out);
+      const std::string out = "of-" + from;
+      ExpectSuccess(Train({"--model=" + from, "--steps=2", "--eval_every=0", "--out=" + out}));
+      weights.push_back(Weights(out));
+    }
+    EXPECT_EQ(texts[1], texts[0]);
+    EXPECT_TRUE(weights[1] == weights[0]) << tokenizer;
+  }
+}
+
 // A model with weights is trained on its own tokens, from a directory or a checkpoint.
 TEST_F(TokenizerCli, TheTokenizerOfAModelIsTheRuns) {
   ExpectSuccess(Train({"--tokenizer=tiny", "--steps=2", "--eval_every=0", "--out=run"}));

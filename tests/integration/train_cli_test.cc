@@ -127,6 +127,19 @@ TEST_F(TrainCli, Help) {
   }
 }
 
+// Standard output that takes no text is an error, also where the text is the help or the version.
+TEST_F(TrainCli, ALostHelpIsAnError) {
+  for (const char* program : {"train/train", "train/tools/generate"}) {
+    for (const char* option : {"--help", "--version"}) {
+      const Result result =
+          Subprocess({"/bin/sh", "-c", "\"$0\" \"$1\" > /dev/full", ProgramPath(program), option},
+                     {folder_})
+              .Wait();
+      ExpectError(result, 1, {"standard output: must take what is printed"});
+    }
+  }
+}
+
 TEST_F(TrainCli, ErrorsNameTheirOption) {
   const std::vector<std::string> two_steps = {"--steps=2", "--eval_every=0"};
   std::string shard(1024, '\0');

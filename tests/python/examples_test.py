@@ -65,7 +65,6 @@ class ExamplesTest(unittest.TestCase):
     def test_ring(self):
         self.assertRegex(self.run_example("ring.py", 3), "1,024 tokens over 3 ranks: out is off by .*e-1[0-9]")
 
-    @unittest.skipUnless(hasattr(torch.nn.functional, "scaled_dot_product_attention"), "it needs torch 2")
     def test_one_device(self):
         self.assertRegex(self.run_example("one_device.py", 1), "out is off by [0-9.]+e-0[67]")
 

@@ -355,6 +355,21 @@ TEST_F(ChatsTest, BadLines) {
   EXPECT_TRUE(absl::StrContains(skipped.out, "left out 1 lines")) << skipped.out;
 }
 
+// A result replaces results, and no other file.
+TEST_F(ChatsTest, OtherFilesAreKept) {
+  Write("model/chat_template.jinja", kTemplate);
+  for (const std::string other : {"notes\n", "{\"text\": \"a\"}\n", "[1]\n", "\xFF\n"}) {
+    Write("rendered.jsonl", other);
+    ExpectOneError(Render(kChat), "--out: must be a new file or rendered chats; got ");
+    EXPECT_EQ(ReadAll(folder_ + "/rendered.jsonl"), other);
+  }
+  Write("rendered.jsonl", "");
+  for (int times = 0; times < 2; ++times) {
+    const Result result = Render(kChat);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+}
+
 // A result is never written over the chats or the template.
 TEST_F(ChatsTest, InputsAreKept) {
   Write("model/chat_template.jinja", kTemplate);

@@ -90,6 +90,25 @@ TEST(Fit, OffloadsTheOptimizerWhereNothingElseFits) {
   EXPECT_TRUE(absl::StrContains(status.message(), "more GPUs, a shorter --seqlen")) << status;
 }
 
+// The plan of a chosen ZeRO stage is the plan that the stage has as an option. Ranks that divide
+// the state each copy a part of it for a save, into the host's memory.
+TEST(Fit, AChosenStagePlansAsItsOption) {
+  const std::vector<std::string> arguments = {kWide, "--gpus=2xH200", "--seqlen=128", "--batch=1"};
+  const absl::StatusOr<Question> question = Ask(arguments);
+  ASSERT_TRUE(question.ok()) << question.status();
+  GpuModel gpu = question->gpu;
+  const MayChoose stage = [](absl::string_view option) { return option == "zero"; };
+  const FittedPlan fitted = *FitStep(question->setup, gpu, 8, stage);
+  ASSERT_TRUE(absl::StartsWith(fitted.options, "--zero=")) << fitted.options;
+  const StepPlan given = PlanFor(arguments, {fitted.options});
+  EXPECT_EQ(fitted.plan.host_bytes, given.host_bytes);
+  EXPECT_EQ(fitted.plan.peak_bytes, given.peak_bytes);
+  EXPECT_EQ(fitted.plan.step_seconds, given.step_seconds);
+  EXPECT_GT(given.host_bytes, 0);
+  gpu.host_memory = static_cast<double>(given.host_bytes - 1);
+  EXPECT_FALSE(Fits(FitStep(question->setup, gpu, 8, stage)->plan, gpu));
+}
+
 // What the step leaves of the GPU's memory holds a part of the optimizer's state, in whole GiB.
 TEST(Fit, KeepsOfAnOffloadedOptimizerWhatTheGpuHasRoomFor) {
   const std::vector<std::string> arguments = {k8B, "--gpus=1xH200", "--seqlen=8192", "--batch=1"};

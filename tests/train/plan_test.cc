@@ -122,6 +122,31 @@ TEST(Plan, APipelineIsFasterOverSlowLinks) {
   EXPECT_NEAR(static_cast<double>(stages.parameters) / one.parameters, 0.5, 0.02);
 }
 
+// An average of the weights takes 4 bytes in addition to the optimizer's 12. Scales of parts and
+// layers in bf16 take more memory than fp8.
+TEST(Plan, TakesWhatChangesMemory) {
+  const auto plan = [](const std::vector<std::string>& more) {
+    return PlanFor({kWide, "--seqlen=4096", "--batch=1", "--gpus=1xH200"}, more);
+  };
+  EXPECT_EQ(plan({"--ema=0.99"}).optimizer * 3, plan({}).optimizer * 4);
+  const int64_t fp8 = plan({"--precision=fp8"}).peak_bytes;
+  EXPECT_GT(plan({"--precision=fp8", "--fp8_recipe=rowwise"}).peak_bytes, fp8);
+  EXPECT_GT(plan({"--precision=fp8", "--bf16_layers=1"}).peak_bytes, fp8);
+}
+
+// Ranks without tokens multiply nothing, also where a factor is already in fp8.
+TEST(Plan, RanksMayHaveNoTokensInFp8) {
+  const char* const gpt2 =
+      "--model={\"family\":\"gpt2\",\"layers\":2,\"width\":64,\"heads\":4,\"vocab\":512}";
+  for (const char* model : {kSmall, gpt2}) {
+    for (const char* more : {"--zero=0", "--zero=3", "--recompute=full", "--tp=2"}) {
+      const StepPlan plan =
+          PlanFor({model, "--seqlen=1", "--batch=1", "--precision=fp8", "--gpus=4xH200", more});
+      EXPECT_GT(plan.step_seconds, 0) << model << more;
+    }
+  }
+}
+
 using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // an entry for each rank
 
 // Makes two steps, and counts what a rank sends in the second one.

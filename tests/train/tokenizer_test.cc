@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
+
+#include "tests/testing/subprocess.h"
+#include "train/huggingface/export_tokenizer.h"
 
 namespace burst {
 namespace {
@@ -53,6 +57,41 @@ TEST(Tokenizer, WhatIsNotUtf8IsRejected) {
     EXPECT_NE(status.message().find("--tokenizer=byte"), absl::string_view::npos) << status;
   }
   EXPECT_TRUE(Tokenizer::Char({"\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF"}, false).ok());
+}
+
+// The tokenizer.json of an export is read as the tokenizer that wrote it.
+TEST(Tokenizer, ExportRoundTrip) {
+  const std::string text = "cab \n\"\x7F\xC3\xA9\xE2\x96\x81\xF0\x9F\x98\x80";
+  for (bool end_of_text : {false, true}) {
+    for (const Tokenizer& tokenizer :
+         {Tokenizer::Byte(end_of_text), *Tokenizer::Char({text}, end_of_text)}) {
+      const std::string folder = FreshTestFolder();
+      ASSERT_TRUE(WriteTokenizer(tokenizer, folder).ok());
+      const auto read = Tokenizer::Load(folder);
+      ASSERT_TRUE(read.ok()) << read.status();
+      EXPECT_EQ(read->code_points(), tokenizer.code_points());
+      EXPECT_EQ(read->vocab(), tokenizer.vocab());
+      EXPECT_EQ(read->end_of_text(), tokenizer.end_of_text());
+      EXPECT_EQ(Encode(*read, text), Encode(tokenizer, text));
+      EXPECT_EQ(read->Decode(Encode(*read, text)), text);
+    }
+  }
+}
+
+// A file whose tokens are not the sorted characters alone is refused, as before.
+TEST(Tokenizer, OtherFilesWithoutAPreTokenizerAreRefused) {
+  const std::string path = FreshTestFolder() + "/tokenizer.json";
+  const auto load = [&](const std::string& vocab, const std::string& merges) {
+    std::ofstream(path) << R"({"decoder":{"type":"Fuse"},"added_tokens":[],"model":{"type":"BPE",)"
+                        << R"("vocab":)" << vocab << R"(,"merges":)" << merges << "}}";
+    return Tokenizer::Load(path).status();
+  };
+  EXPECT_TRUE(load(R"({"a":0,"b":1})", "[]").ok());
+  for (const char* vocab : {R"({"a":1,"b":0})", R"({"a":0,"b":2})", R"({"a":0,"bc":1})",
+                            R"({"":0,"b":1})", R"({"a":0,"b":-1})", "{}", "[]"}) {
+    EXPECT_NE(load(vocab, "[]").message().find("pre_tokenizer"), std::string::npos) << vocab;
+  }
+  EXPECT_FALSE(load(R"({"a":0,"ab":1,"b":2})", R"([["a","b"]])").ok());
 }
 
 TEST(Tokenizer, JsonRoundTrip) {

@@ -54,6 +54,13 @@ std::string TrainHelp() {
       "(or SIGTERM, SIGUSR1) finishes the step, writes a checkpoint and exits with 130.\n");
 }
 
+void ResolvedConfig::ResolveCheckpointFiles() {
+  const bool parted = zero > 0 || pp > 1 || mesh.tensor > 1;
+  checkpoint_files = given_.checkpoint_files != CheckpointFiles::kAuto ? given_.checkpoint_files
+                     : parted                                          ? CheckpointFiles::kRanks
+                                                                       : CheckpointFiles::kOne;
+}
+
 std::string ResolvedConfig::Sentences() const {
   TrainConfig given;
   const OptionTable table = TrainOptions(&given);

@@ -233,6 +233,8 @@ struct ResolvedConfig : PlainOptions {
   std::string Sentences() const;
   // Returns the options whose values differ from `before`'s, as on the command line.
   std::vector<std::string> ChangesFrom(const PlainOptions& before) const;
+  // Chooses `checkpoint_files` where the user has not, also again after a change of `zero`.
+  void ResolveCheckpointFiles();
   // Sets the steps of --epochs, and the learning rates that follow, when the data is known. Does
   // nothing without the option. Errors name an option.
   absl::Status SetEpochs(int64_t sequences_per_epoch);

@@ -111,9 +111,8 @@ constexpr Side kAllHeadsNorm = {"model", "with a model of qk_norm=all", "another
                                 [](const Config& c) { return c.model.qk_norm == QkNorm::kAll; }};
 
 constexpr TrainConflict kConflicts[] = {
-    {kZero, kOneRank, "one rank has nothing to divide", kLeaveOut},
-    {kZero, kNoCopies, "no two ranks have the same parameters",
-     "give a larger --dp, or leave it out"},
+    {kZero, kOneRank, "one rank has nothing to divide", "give 0"},
+    {kZero, kNoCopies, "no two ranks have the same parameters", "give a larger --dp, or 0"},
     {kZeroGradients, kTiedPipeline,
      "the first and the last stage would divide the parameters that they share differently",
      "give 0 or 1"},

@@ -168,7 +168,7 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
         c.dp != -1 ? "dp" : "sp",
         both ? absl::StrCat("must be, times --sp=", sp, ",") : "must be a divisor of",
         " the number of ranks", tp > 1 ? " by --tp" : "", of, ranks, "; got ",
-        c.dp != -1 ? c.dp : c.sp, "; leave one out");
+        c.dp != -1 ? c.dp : c.sp, "; give other --ranks, or leave one out");
   }
   if (c.batch % dp != 0) {
     return InvalidOption("batch", "must be a multiple of --dp=", dp,
@@ -376,10 +376,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(CheckNumbers(config));
   BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
-  const bool parted = config.zero > 0 || c.pp > 1 || config.mesh.tensor > 1;
-  config.checkpoint_files = c.checkpoint_files != CheckpointFiles::kAuto ? c.checkpoint_files
-                            : parted                                     ? CheckpointFiles::kRanks
-                                                                         : CheckpointFiles::kOne;
+  config.ResolveCheckpointFiles();
   return config;
 }
 

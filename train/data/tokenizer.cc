@@ -52,6 +52,28 @@ bool HasAddedBeyond(absl::string_view tokenizer_json, int64_t vocab) {
   });
 }
 
+// Returns the code points of the tokens of a tokenizer.json that //train:export wrote for a
+// tokenizer of characters; none for another file. Sets whether it has an end-of-text token.
+std::vector<uint32_t> CharactersOf(absl::string_view tokenizer_json, bool* end_of_text) {
+  const nlohmann::json json = ParseJson(tokenizer_json).value_or(nlohmann::json());
+  const nlohmann::json &model = Get(json, "model"), &vocab = Get(model, "vocab"),
+                       &merges = Get(model, "merges"), &added = Get(json, "added_tokens");
+  const bool is_own = TypeOf(model) == "BPE" && vocab.is_object() && merges.is_array() &&
+                      merges.empty() && TypeOf(Get(json, "decoder")) == "Fuse" &&
+                      Get(json, "normalizer").is_null() && Get(json, "pre_tokenizer").is_null() &&
+                      !GetBool(model, "byte_fallback", false, "model").value_or(true);
+  *end_of_text = added.is_array() && added.size() == 1 && Get(added[0], "id") == vocab.size();
+  if (!is_own || (!*end_of_text && !added.empty())) return {};
+  std::vector<uint32_t> code_points;
+  for (const auto& [text, id] : vocab.items()) {  // in the order of UTF-8, which is the ids' order
+    size_t end = 0;
+    const uint32_t code_point = text.empty() ? kCodePoints : NextCodePoint(text, &end);
+    if (code_point == kCodePoints || end != text.size() || id != code_points.size()) return {};
+    code_points.push_back(code_point);
+  }
+  return code_points;
+}
+
 // Refuses a folder whose added_tokens.json, {"TOKEN": ID}, has tokens that its tokenizer lacks.
 absl::Status CheckHasAdded(const std::string& folder, int64_t vocab) {
   const std::string path = (fs::path(folder) / "added_tokens.json").string();
@@ -136,9 +158,12 @@ absl::StatusOr<Tokenizer> Tokenizer::OfCharacters(const std::vector<bool>& seen,
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::OfTokenizerJson(std::string text) {
-  BURST_ASSIGN_OR_RETURN(std::shared_ptr<const BpeTokenizer> bpe,
-                         BpeTokenizer::FromTokenizerJson(text));
-  return Tokenizer(Kind::kBpe, std::move(bpe), std::move(text));
+  absl::StatusOr<std::shared_ptr<const BpeTokenizer>> bpe = BpeTokenizer::FromTokenizerJson(text);
+  if (bpe.ok()) return Tokenizer(Kind::kBpe, *std::move(bpe), std::move(text));
+  bool end_of_text = false;
+  std::vector<uint32_t> characters = CharactersOf(text, &end_of_text);
+  if (characters.empty() || characters.size() > kMaxCharTokens) return bpe.status();
+  return Tokenizer(Kind::kChar, std::move(characters), end_of_text);
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::OfTokenizerModel(std::string model) {

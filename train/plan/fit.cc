@@ -38,6 +38,7 @@ Candidate MakeCandidate(const ResolvedConfig& given, const Recomputation& recomp
   chunks(&config);
   config.offload = offload;
   config.zero = stage;
+  config.ResolveCheckpointFiles();
   return MakeCandidate(given, std::move(config));
 }
 

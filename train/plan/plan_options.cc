@@ -74,7 +74,8 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   constexpr char kUnread[] = "Without effect if the model says its vocabulary, unless --packed.";
   t.AddShared(train, "data", kUnread);
   t.AddShared(train, "tokenizer", kUnread);
-  for (const char* name : {"packed", "optimizer", "dp", "sp", "tp", "pp", "pp_chunks"}) {
+  for (const char* name : {"packed", "optimizer", "ema", "fp8_recipe", "bf16_layers", "dp", "sp",
+                           "tp", "pp", "pp_chunks"}) {
     t.AddShared(train, name);
   }
   t.AddSharedGroup(train, "memory");

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -273,6 +274,13 @@ absl::StatusOr<RunRecord> ReadRun(const std::string& folder) {
   RunRecord run;
   const fs::path path = fs::path(folder).lexically_normal();
   run.name = (path.has_filename() ? path : path.parent_path()).filename().string();
+  for (const char* file : {"metrics.jsonl", "config.json"}) {
+    std::error_code error;
+    if (fs::status(path / file, error).type() != fs::file_type::not_found) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("RUN: must be a folder of a run, with metrics.jsonl and config.json; got ",
+                     folder, " without ", file, "; give the --out of a run"));
+  }
   BURST_ASSIGN_OR_RETURN(run.rows, ReadMetrics((path / "metrics.jsonl").string()));
   if (run.rows.empty()) {
     return absl::FailedPreconditionError(

@@ -22,7 +22,8 @@ struct RunRecord {
 inline constexpr int kMaxReportRuns = 6;
 
 // Reads the folder of a run, which may still go on. An error names the file that is missing or
-// cannot be read. FailedPrecondition: the run has no step yet.
+// cannot be read. InvalidArgument: the folder is not of a run. FailedPrecondition: the run has no
+// step yet.
 absl::StatusOr<RunRecord> ReadRun(const std::string& folder);
 
 // Returns one HTML file that needs no other: a table of figures, and plots over tokens. Then come

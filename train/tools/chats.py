@@ -331,12 +331,27 @@ def convert(options, template, out):
     return tally
 
 
+def is_rendered(path):
+    """Whether the first line is one of a result of this program, or the file is empty."""
+    with open(path, "rb") as file:
+        line = file.readline()
+    try:
+        row = json.loads(line) if line else {"text": "", "counted": []}
+    except ValueError:
+        return False
+    return isinstance(row, dict) and row.keys() == {"text", "counted"}
+
+
 def check_paths(options, template, path):
-    """Refuses to write over a file that is read."""
+    """Refuses to write over a file that is read, or that is not a result of this program."""
     for file in [*files_of(options), *template.files]:
         for target in (path, path + ".part"):
             if os.path.exists(file) and os.path.exists(target) and os.path.samefile(file, target):
                 raise SystemExit(f"error: --out: must not be a file that is read; got {path}; give another name")
+    if os.path.isfile(path) and not is_rendered(path):
+        raise SystemExit(
+            f"error: --out: must be a new file or rendered chats; got {path}, which is another file; give another name"
+        )
 
 
 def check_counts(options, tally):

@@ -245,7 +245,7 @@ int Main(int argc, char** argv) {
       "Evaluates a model: a checkpoint of //train or a Hugging Face directory.\n\n"
       "  bazel run //train:evaluate -- --checkpoint=DIR --data=book.txt --last=1024\n"
       "  bazel run //train:evaluate -- --checkpoint=DIR --data=book.txt --task=needle --ranks=4\n");
-  if (PrintHelpOrVersion(argc, argv, help)) return 0;
+  if (PrintHelpOrVersion(argc, argv, help)) return ExitWithOutput();
   absl::Status usage = options.ParseArguments(argc, argv);
   if (usage.ok()) usage = Check(config, options);
   return RunOnPlace(config.model, options, usage, [&](const Place& place, Communicator* processes) {

@@ -41,7 +41,7 @@ int Main(int argc, char** argv) {
   const std::string help = options.Help(
       "Makes a Hugging Face directory of a checkpoint, which transformers loads.\n\n"
       "  bazel run //train:export -- runs/NAME --out=DIRECTORY\n");
-  if (PrintHelpOrVersion(argc, argv, help)) return 0;
+  if (PrintHelpOrVersion(argc, argv, help)) return ExitWithOutput();
   if (argc > 1 && argv[1][0] != '-') {
     checkpoint = argv[1];
     --argc, ++argv;

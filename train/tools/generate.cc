@@ -324,7 +324,7 @@ int Main(int argc, char** argv) {
   const std::string help = options.Help(
       "Generates text from a checkpoint of //train or a Hugging Face directory.\n\n"
       "  bazel run //train:generate -- --checkpoint=runs/NAME --prompt='And'\n");
-  if (PrintHelpOrVersion(argc, argv, help)) return 0;
+  if (PrintHelpOrVersion(argc, argv, help)) return ExitWithOutput();
   absl::Status usage = options.ParseArguments(argc, argv);
   if (usage.ok()) usage = Check(config);
   return RunOnPlace(config.model, options, usage, [&](const Place& place, Communicator* processes) {

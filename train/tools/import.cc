@@ -28,7 +28,7 @@ int Main(int argc, char** argv) {
       "Mistral, Phi-3, Qwen2, Qwen3, OLMo 2, Gemma or GPT-2), with float32 weights.\n\n"
       "  bazel run //train:import -- DIRECTORY --out=FOLDER\n"
       "  bazel run //train -- --model=FOLDER          a run that starts from it\n");
-  if (PrintHelpOrVersion(argc, argv, help)) return 0;
+  if (PrintHelpOrVersion(argc, argv, help)) return ExitWithOutput();
   if (argc > 1 && argv[1][0] != '-') {
     directory = argv[1];
     --argc, ++argv;

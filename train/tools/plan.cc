@@ -187,7 +187,7 @@ int Main(int argc, char** argv) {
   const std::string help = options.Help(
       "Tells the memory and the time of a training step on GPUs that need not be there.\n\n"
       "  bazel run //train:plan -- --model=llama_1b --seqlen=131072 --gpus=4xH200 --fit\n");
-  if (PrintHelpOrVersion(argc, argv, help)) return 0;
+  if (PrintHelpOrVersion(argc, argv, help)) return ExitWithOutput();
   const absl::Status usage = options.ParseArguments(argc, argv);
   if (!usage.ok()) return RefuseUsage(usage, ProcessRank());
   const absl::StatusOr<Question> question = ReadOptions(config, options);

@@ -22,7 +22,7 @@ int Main(int argc, char** argv) {
       "Writes one page of a run, or of several side by side: losses, speed, options that differ.\n"
       "The file needs no other and opens in any browser.\n\n"
       "  bazel run //train:report -- runs/a runs/b --out=report.html\n");
-  if (PrintHelpOrVersion(argc, argv, help)) return 0;
+  if (PrintHelpOrVersion(argc, argv, help)) return ExitWithOutput();
   std::vector<std::string> folders;
   while (argc > 1 && argv[1][0] != '-') {
     folders.push_back(ResolvePath(argv[1]));

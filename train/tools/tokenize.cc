@@ -77,7 +77,7 @@ int Main(int argc, char** argv) {
   const std::string help = options.Help(
       "Turns texts into shards of tokens for //train.\n\n"
       "  bazel run //train:tokenize -- --data=web.jsonl --tokenizer=gpt2 --out=shards\n");
-  if (PrintHelpOrVersion(argc, argv, help)) return 0;
+  if (PrintHelpOrVersion(argc, argv, help)) return ExitWithOutput();
   absl::Status usage = options.ParseArguments(argc, argv);
   if (usage.ok()) usage = Check(config);
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);

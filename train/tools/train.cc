@@ -12,7 +12,7 @@ namespace burst {
 namespace {
 
 int Main(int argc, char** argv) {
-  if (PrintHelpOrVersion(argc, argv, TrainHelp())) return 0;
+  if (PrintHelpOrVersion(argc, argv, TrainHelp())) return ExitWithOutput();
   InstallInterruptHandler(ProcessRank());
   const absl::StatusOr<TrainConfig> options = TrainConfigFromArguments(argc, argv);
   if (!options.ok()) return RefuseUsage(options.status(), ProcessRank());

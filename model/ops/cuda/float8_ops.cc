@@ -195,8 +195,17 @@ Variable LinearInFloat8(Tape& tape, const Variable& x, const Variable& weight, c
                         const std::function<void()>& dx_done, ResultUse use,
                         LinearPrecision precision) {
   if (x.value().numel() == 0) {  // nothing to round
-    BURST_CHECK(x.scale().null()) << "float8 without tokens";
-    return Linear(tape, x, weight, bias, residual, y_shape, dx_done, use);
+    if (x.scale().null()) {
+      return Linear(tape, x, weight, bias, residual, y_shape, dx_done, use);
+    }
+    // The result has the dtype of its first factor, which must not be e4m3.
+    const Variable none =
+        tape.Output(Tensor::Empty(x.shape(), x.grad_dtype(), DeviceType::kCuda), {x});
+    const auto none_done = [=] {
+      if (x.requires_grad()) x.AddGrad(none.grad());
+      if (dx_done != nullptr) dx_done();
+    };
+    return Linear(tape, none, weight, bias, residual, y_shape, none_done, use);
   }
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
   // cuBLASLt reads the scales of blocks by 16 bytes.
