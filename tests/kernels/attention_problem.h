@@ -16,6 +16,7 @@
 #include "burst/base/philox.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/tensor/tensor.h"
+#include "tests/kernels/order.h"
 #include "tests/testing/attention_reference.h"
 #include "tests/testing/test_device.h"
 
@@ -428,7 +429,7 @@ class BackwardInParts {
           AddsTo(Operand(queries(sums.dq)), {call.first.begin * group, call.first.end * group});
       params.dk = AddsTo(Operand(keys(sums.dk)), call.first);
       params.dv = AddsTo(Operand(keys(sums.dv)), call.first);
-      params.deterministic = deterministic;
+      SetOrder(deterministic, &params);
       if (!dk_out.null()) {
         params.dk.last = params.dv.last = call.last;
         params.dk.result = Operand(keys(dk_out));

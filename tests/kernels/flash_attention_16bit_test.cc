@@ -67,7 +67,7 @@ AttentionResults RunOnce(const Kernels& kernels, const Problem& problem, bool de
   kernels.forward(ForwardParams(problem, result));
   const Tensor delta = Delta(problem, result.out);
   FlashBackwardParams params = BackwardParams(problem, result, delta);
-  params.deterministic = deterministic;
+  SetOrder(deterministic, &params);
   kernels.backward(params);
   return result;
 }

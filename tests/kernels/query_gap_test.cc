@@ -167,7 +167,7 @@ class TwoCalls {
     if (overwrites_dq) params.dq.first = {0, heads};
     params.dk = AddsTo(keys(sums.dk), {0, kv_heads});
     params.dv = AddsTo(keys(sums.dv), {0, kv_heads});
-    params.deterministic = deterministic;
+    SetOrder(deterministic, &params);
     kernels.Backward(params);
   }
 

@@ -13,6 +13,7 @@
 
 #include "burst/kernels/flash_attention.h"
 #include "burst/kernels/gpu/flash_attention_gpu.h"
+#include "tests/kernels/order.h"
 #include "tests/kernels/sm90_attention_problem.cuh"
 #include "tests/kernels/sm90_attention_reference.cuh"
 
@@ -144,7 +145,7 @@ inline Results RunBf16(Problem& p, const float* dlse, bool deterministic) {
   Kernels().Forward(ForwardParams(p, out.data()));
   Kernels().Delta({shape, p.LikeQ(out.data()), p.dout, dlse, p.delta.data()});
   FlashBackwardParams backward = BackwardParams(p, dq.data(), dk.data(), dv.data());
-  backward.deterministic = deterministic;
+  SetOrder(deterministic, &backward);
   Kernels().Backward(backward);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   return {HeadsFirst(ToDouble(out), shape, shape.q_len, shape.num_heads), ToDouble(p.lse),

@@ -222,7 +222,7 @@ void CheckBlocksOfKeys(int64_t q_len, int64_t k_len, int dim) {
     params.dq = AddsTo(p.LikeQ(dq.data()));
     params.dk = AddsTo(part(p.LikeK(dk.data()), block, 4));
     params.dv = AddsTo(part(p.LikeK(dv.data()), block, 4));
-    params.deterministic = block == 1;
+    SetOrder(/*deterministic=*/block == 1, &params);
     Kernels().Backward(params);
   }
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -70,7 +70,7 @@ TEST_P(TwoWidthsTest, NoWorseThanNaiveAndTheSameInTwoRuns) {
   any_order.lse = results.lse;
   const Tensor delta = DeltaOf(problem, results.out, Kernels());
   FlashBackwardParams params = BackwardParams(problem, any_order, delta);
-  params.deterministic = false;
+  SetOrder(/*deterministic=*/false, &params);
   Kernels().Backward(params);
   ExpectRight(any_order, problem);
 }
