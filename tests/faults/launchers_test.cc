@@ -19,12 +19,12 @@ class Launchers : public FaultTest {
       "--precision=fp32"};
   const Arguments threads_ = {"--ranks=2", "--comm=threads"};
   // All steps take longer than that second.
-  const size_t fast_steps_ = 4000 / kSlowdown;
+  const size_t fast_steps_ = 12000 / kSlowdown;
   const Arguments fast_ = {absl::StrCat("--steps=", fast_steps_), "--eval_every=0",
                            "--checkpoint_every=0", "--threads=1"};
-  // Steps take less than a millisecond, and print a line each. mpirun reads no output while it ends
-  // a job.
-  const Arguments tiny_ = {absl::StrCat("--steps=", 8000 / kSlowdown),
+  // Steps take less than a tenth of a millisecond, and print a line each. mpirun reads no output
+  // while it ends a job.
+  const Arguments tiny_ = {absl::StrCat("--steps=", 120000 / kSlowdown),
                            "--eval_every=0",
                            "--checkpoint_every=0",
                            "--threads=1",

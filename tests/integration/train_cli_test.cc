@@ -102,6 +102,13 @@ TEST_F(TrainCli, TensorBoardReadsAFileOfEachStart) {
   EXPECT_EQ(EventFiles(Path("run")), 2);
 }
 
+// NaN has a sign bit, which says nothing.
+TEST_F(TrainCli, ADivergedRunPrintsNanWithoutASign) {
+  const Result run = Train({"--steps=6", "--eval_every=0", "--lr=1e30", "--warmup=0", "--out=run"});
+  EXPECT_TRUE(absl::StrContains(run.out, "grad nan")) << run.out;
+  EXPECT_FALSE(absl::StrContains(run.out, "-nan")) << run.out;
+}
+
 TEST_F(TrainCli, Version) {
   for (const char* program : {"train/train", "train/tools/generate"}) {
     const Result result = Subprocess({ProgramPath(program), "--version"}, {folder_}).Wait();

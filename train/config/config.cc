@@ -44,7 +44,8 @@ std::string TrainHelp() {
   return TrainOptions(&defaults).Help(
       "Trains a Transformer whose attention runs over a ring of ranks (BurstAttention).\n"
       "\n"
-      "  bazel run //train                                   a small model on a book, two minutes\n"
+      "  bazel run //train                                   a small model on a book, three "
+      "minutes\n"
       "  bazel run //train -- --data=my.txt --ranks=4        your text, four ranks\n"
       "  bazel run //train -- --resume --out=runs/NAME       continue a run\n"
       "  bazel run //train -- --resume=auto --out=runs/NAME  start it, or continue it\n"

@@ -146,9 +146,9 @@ std::string Amounts(const StepPlan& plan, const GpuModel& gpu) {
 
 std::string Needs(const StepPlan& plan, const GpuModel& gpu) {
   const auto unplanned = static_cast<double>(UnplannedBytes(plan));
-  std::string text =
-      absl::StrCat(Gib(static_cast<double>(plan.peak_bytes)), " of a GPU that has ",
-                   Gib(gpu.memory), " (", Gib(unplanned), " of them for what is not planned)");
+  std::string text = absl::StrCat(Gib(static_cast<double>(plan.peak_bytes)), " of a GPU that has ",
+                                  Gib(gpu.memory), ", of which ", Gib(unplanned),
+                                  " are kept for what is not planned");
   const auto host = static_cast<double>(plan.host_bytes);
   if (host <= gpu.host_memory) return text;
   return absl::StrCat(text, " and ", Gib(host), " of the host's memory, which has ",

@@ -1,7 +1,9 @@
 #include "train/report/console.h"
 
+#include <poll.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +11,19 @@
 #include "burst/cli/text.h"
 
 namespace burst {
+namespace {
+
+// printf would show the sign bit of NaN.
+double WithoutSignOfNan(double x) { return std::isnan(x) ? std::abs(x) : x; }
+
+// Returns whether standard output takes a line at once. While mpirun ends a job it reads nothing. A
+// rank that waited for it would be killed before it has saved.
+bool TakesOutput() {
+  pollfd out = {STDOUT_FILENO, POLLOUT, 0};
+  return poll(&out, 1, /*timeout=*/0) == 1;
+}
+
+}  // namespace
 
 Console::Console(int64_t steps, int64_t log_every, const Throughput& throughput)
     : steps_(steps),
@@ -31,6 +46,7 @@ void Console::Step(const StepMetrics& metrics) {
   smoothed_tokens_per_second_ =
       keep * smoothed_tokens_per_second_ + (1 - keep) * metrics.tokens_per_second;
   if (is_terminal_) {
+    if (!TakesOutput()) return;
     printf("\r\033[K%s", Progress(metrics).c_str());
     line_open_ = true;
     fflush(stdout);
@@ -43,7 +59,8 @@ void Console::Step(const StepMetrics& metrics) {
 std::string Console::Progress(const StepMetrics& metrics) const {
   std::string line = absl::StrFormat("step %*d/%d  loss %.4f  lr %.2e  grad %.3f  %s tok/s",
                                      static_cast<int>(absl::StrCat(steps_).size()), metrics.step,
-                                     steps_, metrics.loss, metrics.lr, metrics.grad_norm,
+                                     steps_, WithoutSignOfNan(metrics.loss), metrics.lr,
+                                     WithoutSignOfNan(metrics.grad_norm),
                                      Thousands(static_cast<int64_t>(smoothed_tokens_per_second_)));
   if (throughput_.peak_flops > 0) {
     const double per_flop = 100 * smoothed_tokens_per_second_ / throughput_.peak_flops;
