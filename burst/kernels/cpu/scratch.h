@@ -1,9 +1,13 @@
 // Memory of tiles that lie in cache: its allocation, the distance of rows, and a transposing copy.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <new>
 
 #include "burst/device/memory.h"
 #include "burst/tensor/tensor.h"
@@ -54,9 +58,22 @@ class ScratchSpace {
 };
 
 // Returns the calling thread's scratch memory. A kernel keeps nothing there between its calls.
+// Throws std::bad_alloc without memory. The C library would end the process if it could not
+// register the destructor of a thread_local object. So a key of the thread owns the memory.
 inline ScratchSpace& ThreadScratch() {
-  thread_local ScratchSpace scratch;
-  return scratch;
+  thread_local ScratchSpace* scratch = nullptr;
+  if (scratch == nullptr) {
+    static const pthread_key_t key = [] {
+      pthread_key_t made;
+      const auto destroy = [](void* data) { delete static_cast<ScratchSpace*>(data); };
+      if (pthread_key_create(&made, destroy) != 0) throw std::bad_alloc();
+      return made;
+    }();
+    auto made = std::make_unique<ScratchSpace>();
+    if (pthread_setspecific(key, made.get()) != 0) throw std::bad_alloc();
+    scratch = made.release();
+  }
+  return *scratch;
 }
 
 }  // namespace cpu
