@@ -37,6 +37,10 @@ std::string BackwardDk(const Call& call) {
   BURST_SM90_BACKWARD_DK(BURST_NAME)
   return "";
 }
+std::string BackwardBoth(const Call& call) {
+  BURST_SM90_BACKWARD_BOTH(BURST_NAME)
+  return "";
+}
 #undef BURST_NAME
 
 TEST(Sm90Variants, EveryCallHasOneInEachPass) {
@@ -51,6 +55,7 @@ TEST(Sm90Variants, EveryCallHasOneInEachPass) {
           EXPECT_EQ(Backward(call) != "", d <= 128);
           EXPECT_NE(BackwardDv(call), "");
           EXPECT_NE(BackwardDk(call), "");
+          EXPECT_EQ(BackwardBoth(call), "");
         }
       }
     }
@@ -67,9 +72,8 @@ TEST(Sm90Variants, HeadsOfTwoWidthsHaveTheirOwn) {
         const bool served = HopperKernelsServe({d, v});
         SCOPED_TRACE(testing::Message() << d << " " << v << " " << static_cast<int>(mask));
         EXPECT_EQ(Forward(call).find("ForwardD192V128") == 0, served);
-        EXPECT_EQ(BackwardDv(call).find("BackwardD192V128Dv") == 0, served);
-        EXPECT_EQ(BackwardDk(call).find("BackwardD192V128Dk") == 0, served);
-        EXPECT_EQ(Fp8Forward(call) + Backward(call), "");
+        EXPECT_EQ(BackwardBoth(call).find("BackwardD192V128") == 0, served);
+        EXPECT_EQ(Fp8Forward(call) + Backward(call) + BackwardDv(call) + BackwardDk(call), "");
       }
     }
   }

@@ -414,7 +414,7 @@ __global__ __launch_bounds__(Traits::kThreads,
                              1) void BackwardKernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardShared<Traits>*>(shared_bytes);
-  const KeyTile keys = MakeKeyTile<Traits>(args);
+  const KeyTile keys = MakeKeyTile<Traits>(args, blockIdx.x);
   if (threadIdx.x == 0) {
     InitBarrier(&shared.kv_full, 1);
     for (int stage = 0; stage < Traits::kStages; ++stage) {

@@ -44,13 +44,14 @@ struct KeyTile {
 };
 
 template <class Traits>
-__device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
+__device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args, int block) {
   const BlockPlace place =
-      PlaceOf(blockIdx.x, args.key_tiles, args.batch_splits, args.order.group, args.order.groups);
+      PlaceOf(block, args.key_tiles, args.batch_splits, args.order.group, args.order.groups);
   const int batch_split = place.head;
   const int batch_head = batch_split / args.head_splits;
   const int batch = batch_head / args.num_kv_heads;
-  const bool reversed = Traits::kRanges && args.order.reversed && place.group < args.order.groups;
+  constexpr bool kMayBeReversed = Traits::kRanges && Traits::kHeadDim <= kNarrowHeadDim;
+  const bool reversed = kMayBeReversed && args.order.reversed && place.group < args.order.groups;
   return {(reversed ? args.key_tiles - 1 - place.nth : place.nth) * Traits::kBlockN,
           (batch_split - batch * args.num_kv_heads * args.head_splits) * args.heads_per_block,
           batch_head - batch * args.num_kv_heads, batch, reversed};
@@ -307,12 +308,14 @@ __device__ __forceinline__ void AddInTurn(const BackwardArgs& args, const DqStep
 
 // Loads the statistics and ranges of the rows of every step into shared.rows, and its DqStep. One
 // warp runs it once. full and empty: the barriers of a stage. delta is stored times delta_factor.
+// P then comes out times 2^kScaleBits, and dS does not.
 template <class Traits, class Shared>
 __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Shared& shared,
                                                  const KeyTile& keys, Barrier* full, Barrier* empty,
                                                  float delta_factor) {
   // A lane has two or four rows; with three, the loop would need too many registers.
   constexpr int kUnroll = Traits::kBlockM % 64 == 0 ? 4 : 1;
+  constexpr int kScaleBits = Traits::kScaleBits;
   const int lane = threadIdx.x % kWarpSize;
   int step = 0;
   const QueryTiles& tiles = shared.tiles;
@@ -334,8 +337,9 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
     for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
       const bool valid = first + i < args.q_len;
       const float lse = valid ? args.lse[offset + i] : -INFINITY;
-      const float delta = valid ? args.delta[offset + i] * delta_factor : 0.f;
-      rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+      float delta = valid ? args.delta[offset + i] * delta_factor : 0.f;
+      if constexpr (kScaleBits > 0) delta *= 1.f / (1 << kScaleBits);
+      rows.lse_log2[i] = lse == -INFINITY ? INFINITY : __fmul_rn(lse, kLog2E) - kScaleBits;
       rows.delta[i] = delta;
       if (Traits::kRanges && args.marks != nullptr) {
         // If Q or dO is not finite, lse or delta is not finite.

@@ -138,7 +138,7 @@ BackwardOrder MakeBackwardOrder(const FlashBackwardParams& params, const Backwar
   work.mask = Traits::kMask;
   work.fixed_order = HasFixedOrder(params);
   work.walks_from_first_queries = WalksFromFirstQueries(params);
-  work.wide = Traits::kHeadDim > kOnePassHeadDim;
+  work.wide = Traits::kHeadDim > kNarrowHeadDim;
   work.q_len = params.shape.q_len;
   work.most_queries = MostQueries(params.shape);
   work.row_bytes = int64_t{Traits::kHeadDim} * 6 + Traits::kValueDim * 2;

@@ -1,6 +1,5 @@
-// The backward of wide heads, and of heads whose v has another width. At a head_dim of 256, dK and
-// dV of 64 keys would take 256 registers of each thread. So there are two passes over the tiles of
-// backward.cu:
+// The backward of wide heads. At a head_dim of 256, dK and dV of 64 keys would take 256 registers
+// of each thread. So there are two passes over the tiles of backward.cu:
 //
 //   dV      S^T = K Q^T, P^T = exp2(c S^T - lse), dV += P^T dO
 //   dK, dQ  S^T and P^T again, dP^T = V dO^T, dS^T = P^T (dP^T - delta),
@@ -14,6 +13,10 @@
 // V, the A operand of every dP^T, in registers, because shared-memory bandwidth limits this pass.
 // dQ takes V's place in shared memory. The producer warpgroup is the same as in backward.cu.
 //
+// If v has 128 columns (kBoth), dV and dK fit, and one pass makes five matmuls. They leave 80
+// registers, so P is kept in 16 bits, and the matmuls of a consumer do not overlap: S^T, dP^T, then
+// dV and dK, then dQ. The other consumer's matmuls fill the gaps.
+//
 // Compiled once for every variant in variants.h.
 #include <cstddef>
 
@@ -24,7 +27,7 @@ namespace sm90 {
 
 // Computes dV of the consumer's 64 keys.
 template <class Traits>
-__device__ __forceinline__ void WideConsumer<Traits>::SumDv(Gradient& dv) const {
+__device__ __forceinline__ void WideConsumer<Traits>::SumDv(Dv& dv) const {
   RingSlot<Traits::kStages> q_slot, dout_slot;
   Scores p;  // P^T
   ScoreOperand p_operand;
@@ -78,7 +81,7 @@ __device__ __forceinline__ void WideConsumer<Traits>::SumDv(Gradient& dv) const 
 
 // Computes dK of the consumer's 64 keys, and its columns of dQ, at a head_dim of 256.
 template <class Traits>
-__device__ __forceinline__ void WideConsumer<Traits>::SumDk(Gradient& dk) const {
+__device__ __forceinline__ void WideConsumer<Traits>::SumDk(Dk& dk) const {
   static_assert(kSecond == 64, "");
   constexpr int kExchangeBarrier = 1, kReadBarrier = 2;
   RingSlot<Traits::kStages> slot;
@@ -145,7 +148,7 @@ __device__ __forceinline__ void WideConsumer<Traits>::SumDk(Gradient& dk) const 
 
 // Computes dK and dQ as SumDk does, with dQ one step late and V in registers.
 template <class Traits>
-__device__ __forceinline__ void WideConsumer<Traits>::SumDkLate(Gradient& dk) const {
+__device__ __forceinline__ void WideConsumer<Traits>::SumDkLate(Dk& dk) const {
   constexpr int kReadBarrier = 2;
   ValueOperand v_operand;
   LoadOperand(shared.v, consumer * 64, v_operand);
@@ -153,13 +156,6 @@ __device__ __forceinline__ void WideConsumer<Traits>::SumDkLate(Gradient& dk) co
   FirstDq first_dq;
   SecondDq second_dq;
   int step = 0;
-  const auto multiply_dq = [&](int n) {  // dQ = dS K of the n-th step
-    const DsTile& ds = shared.ds[n % 2];
-    WgmmaFence();
-    MultiplyDq(ds, shared.k.At(0, consumer), first_dq);
-    MultiplyDq(ds, shared.k.At(0, 2) + consumer * kSecond, second_dq);
-    WgmmaCommit();
-  };
 
 #pragma unroll 1
   for (int left = StepsOf(args, shared.tiles); left > 0; --left) {
@@ -183,8 +179,8 @@ __device__ __forceinline__ void WideConsumer<Traits>::SumDkLate(Gradient& dk) co
 
     // Computes dQ of the step before; in the first step its result is dropped, as in backward.cu.
     // Then computes dK += dS^T Q.
-    if (step > 0) Wait(&shared.ds_full[stage ^ 1], (step - 1) / 2 % 2);
-    multiply_dq(step + 1);
+    if (step > 0) WaitForDs(step - 1);
+    MultiplyLateDq(step + 1, first_dq, second_dq);
     AddGradient(ds_operand, q, dk);
     WgmmaWait<1>();
     PinRegisters(first_dq);
@@ -201,8 +197,8 @@ __device__ __forceinline__ void WideConsumer<Traits>::SumDkLate(Gradient& dk) co
     ++step;
   }
   if (step > 0) {
-    Wait(&shared.ds_full[(step - 1) % 2], (step - 1) / 2 % 2);
-    multiply_dq(step - 1);
+    WaitForDs(step - 1);
+    MultiplyLateDq(step - 1, first_dq, second_dq);
     WgmmaWait<0>();
     StoreLateDq(step - 1, first_dq, second_dq);
     FenceProxyAsync();
@@ -210,31 +206,116 @@ __device__ __forceinline__ void WideConsumer<Traits>::SumDkLate(Gradient& dk) co
   }
 }
 
-// Stores dV or dK from the places of K, Q and dO, once no thread reads these any more.
+// Computes dK and dV of the consumer's 64 keys, and its columns of dQ one step late.
 template <class Traits>
-__device__ __forceinline__ void WideConsumer<Traits>::StoreSum(Gradient& sum) const {
+__device__ __forceinline__ void WideConsumer<Traits>::SumBoth(Dk& dk, Dv& dv) const {
+  int step = 0;
+  const auto add_dq = [&](int n) {
+    FirstDq first_dq;
+    SecondDq second_dq;
+    if (step > 0) WaitForDs(n);
+    MultiplyLateDq(n, first_dq, second_dq);
+    WgmmaWait<0>();
+    if (step == 0) return;
+    StoreLateDq(n, first_dq, second_dq);
+    FenceProxyAsync();
+    Arrive(&shared.dq_full[consumer]);
+  };
+
+#pragma unroll 1
+  for (int left = StepsOf(args, shared.tiles); left > 0; --left) {
+    const int stage = step % 2;
+    const QTile& q = shared.q[stage];
+    const DoutTile& dout = shared.dout[0];
+    const RowStatistics<Traits>& rows = shared.rows[stage];
+    // Adds dQ of the step before; in the first step its result is dropped, as in backward.cu.
+    add_dq(step > 0 ? step - 1 : 1);
+
+    Scores p, ds;
+    ScoreOperand p_half, ds_operand;  // p_half: P in float16
+    Wait(&shared.q_full[stage], step / 2 % 2);
+    const bool whole = IsWhole<Traits>(args, keys, rows);
+    MultiplyScores(q, p);
+    WgmmaWait<0>();
+    PinRegisters(p);
+    Exponentiate(rows, whole, p);
+    PackOperand<Float16>(p, p_half);
+    PinRegisters(p_half);
+    Wait(&shared.dout_full[0], step % 2);
+    MultiplyScoreGradients(dout, ds);
+    WgmmaWait<0>();
+    PinRegisters(ds);
+    ScoreGradients(rows, p_half, ds);
+    PackOperand<Element>(ds, ds_operand);
+    // Stores dS for both consumers. The other consumer arrived for the step before after its last
+    // matmul that reads this buffer, and this consumer has waited for that.
+    StoreDs(stage, ds_operand);
+    FenceProxyAsync();
+    ArriveWarp(&shared.ds_full[stage]);
+    ScoreOperand& p_operand = p_half;
+    if constexpr (!std::is_same_v<Element, Float16>) {
+#pragma unroll
+      for (uint32_t& pair : p_operand) {
+        const float2 x = UnpackHalf(pair);
+        pair = Pack<Element>(x.x, x.y);
+      }
+    }
+    PinRegisters(ds_operand);
+    PinRegisters(p_operand);
+    WgmmaFence();
+    AddGradient(p_operand, dout, dv);
+    AddGradient(ds_operand, q, dk);
+    WgmmaWait<1>();
+    PinRegisters(dv);
+    ArriveWarp(&shared.dout_empty[0]);
+    WgmmaWait<0>();
+    PinRegisters(dk);
+    Arrive(&shared.q_empty[stage]);
+    ++step;
+  }
+  if (step > 0) add_dq(step - 1);
+}
+
+// Stores what the pass has summed, dV, dK or both, from the places of its operands, once no thread
+// reads these any more.
+template <class Traits>
+__device__ __forceinline__ void WideConsumer<Traits>::StoreSums(Dk& dk, Dv& dv) const {
   NamedBarrierSync(1, 2 * kWarpgroupSize);
-  constexpr bool kDk = Traits::kDk;
-  constexpr int kPartBytes = kWgmmaM * kSumDim * sizeof(float);  // of a consumer
-  static_assert(Traits::kConsumers * kPartBytes <=
-                    offsetof(WideShared<Traits>, ds) - offsetof(WideShared<Traits>, k),
-                "");
-  // Values that follow from threadIdx are computed again, as in backward.cu.
-  const int thread = ThreadIndexAgain();
+  constexpr int kDvBytes = Traits::kDv ? sizeof(Dv) * kWarpgroupSize : 0;  // of a consumer
+  constexpr int kPartBytes = kDvBytes + (Traits::kDk ? sizeof(Dk) * kWarpgroupSize : 0);
+  // The last dQ may still lie in V's place.
+  constexpr int kFree = Traits::kDqInV ? offsetof(WideShared<Traits>, k) : 0;
+  static_assert(Traits::kConsumers * kPartBytes <= offsetof(WideShared<Traits>, dq) - kFree, "");
+  // Values that follow from the indices of the thread and its block are computed again, as in
+  // backward.cu.
+  const KeyTile own = MakeKeyTile<Traits>(args, BlockIndexAgain());
+  const int thread = ThreadIndexAgain(), thread_lane = thread % kWarpSize;
   const int first = thread / kWarpSize % 4 * kWarpRows;
-  const int row = keys.row + consumer * kWgmmaM + first;
-  if constexpr (kDk) WaitForScan<Traits>(args, shared);
-  LeaveToRepair<Traits>(args, shared.suspicion, keys, row,
-                        kDk ? cuda::kMissingDk : cuda::kMissingDv, sum);
+  const int row = own.row + consumer * kWgmmaM + first;
+  constexpr int kBoxBytes = kWgmmaM * kRowBytes;
+  const uint32_t staging =
+      SharedAddress(&shared) + kFree + consumer * kPartBytes + first * kRowBytes;
+  if constexpr (Traits::kDk) WaitForScan<Traits>(args, shared);
+  if constexpr (Traits::kDv) {
+    LeaveToRepair<Traits>(args, shared.suspicion, own, row, cuda::kMissingDv, dv);
+  }
+  if constexpr (Traits::kDk) {
+    LeaveToRepair<Traits>(args, shared.suspicion, own, row, cuda::kMissingDk, dk);
+  }
   const GradientStep step =
-      MakeGradientStep<Traits>(args, keys, consumer * 4 + thread / kWarpSize % 4);
+      MakeGradientStep<Traits>(args, own, consumer * 4 + thread / kWarpSize % 4);
   WaitForTurn(args, step);
-  StoreGradient<Element, kSumDim>(
-      args, kDk ? args.dk : args.dv, kDk ? args.dk_sum : args.dv_sum,
-      kDk ? args.dk_out : args.dv_out, kDk ? args.head_dim : args.value_dim,
-      SharedAddress(&shared.k) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
-      sum, kDk && !Traits::kScaleDs ? args.scale : 1, thread % kWarpSize, row, keys, step);
-  if (thread % kWarpSize == 0) PassTurn(args, step);
+  if constexpr (Traits::kDv) {
+    StoreGradient<Element, kValueDim>(args, args.dv, args.dv_sum, args.dv_out, args.value_dim,
+                                      staging, kBoxBytes, dv, 1.f / (1 << Traits::kScaleBits),
+                                      thread_lane, row, own, step);
+  }
+  if constexpr (Traits::kDk) {
+    StoreGradient<Element, kHeadDim>(
+        args, args.dk, args.dk_sum, args.dk_out, args.head_dim, staging + kDvBytes, kBoxBytes, dk,
+        Traits::kScaleDs ? 1 : args.scale, thread_lane, row, own, step);
+  }
+  if (thread_lane == 0) PassTurn(args, step);
 }
 
 namespace {
@@ -291,23 +372,28 @@ __device__ __forceinline__ void WideProduce(const BackwardArgs& args, WideShared
   }
 }
 
-// A consumer warpgroup: sums dV or dK of its keys, and stores the sum.
+// A consumer warpgroup: sums dV and dK of its keys, as the pass demands, and stores them.
 template <class Traits>
 __device__ __forceinline__ void WideConsume(const BackwardArgs& args, WideShared<Traits>& shared,
                                             const KeyTile& keys, int index) {
-  typename WideConsumer<Traits>::Gradient sum;
+  typename WideConsumer<Traits>::Dk dk;
+  typename WideConsumer<Traits>::Dv dv;
 #pragma unroll
-  for (int i = 0; i < Traits::kSumDim / 2; ++i) sum[i] = 0;
+  for (int i = 0; i < Traits::kHeadDim / 2; ++i) dk[i] = 0;
+#pragma unroll
+  for (int i = 0; i < Traits::kValueDim / 2; ++i) dv[i] = 0;
   Wait(&shared.kv_full, 0);
   const WideConsumer<Traits> consumer(args, shared, keys, index);
-  if constexpr (Traits::kLateDq) {
-    consumer.SumDkLate(sum);
+  if constexpr (Traits::kBoth) {
+    consumer.SumBoth(dk, dv);
+  } else if constexpr (Traits::kLateDq) {
+    consumer.SumDkLate(dk);
   } else if constexpr (Traits::kDk) {
-    consumer.SumDk(sum);
+    consumer.SumDk(dk);
   } else {
-    consumer.SumDv(sum);
+    consumer.SumDv(dv);
   }
-  consumer.StoreSum(sum);
+  consumer.StoreSums(dk, dv);
 }
 
 template <class Traits>
@@ -315,7 +401,7 @@ __global__ __launch_bounds__(Traits::kThreads,
                              1) void WideBackwardKernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<WideShared<Traits>*>(shared_bytes);
-  const KeyTile keys = MakeKeyTile<Traits>(args);
+  const KeyTile keys = MakeKeyTile<Traits>(args, blockIdx.x);
   if (threadIdx.x == 0) {
     WideBegin<Traits>(args, shared, keys);
     shared.tiles = QueryTilesOf<Traits>(args, keys);
@@ -342,8 +428,8 @@ template <class Traits>
 void LaunchWideBackward(const FlashBackwardParams& params, const BackwardScratch& scratch) {
   BackwardArgs args = MakeBackwardArgs<Traits>(params, scratch, Traits::kBlockM);
   static_assert(sizeof(WideShared<Traits>) <= 227 * 1024, "more than a thread block can have");
-  if (!Traits::kDk) {
-    LaunchPrepare<Traits>(args);  // for both passes
+  if (Traits::kDv) {
+    LaunchPrepare<Traits>(args);  // for a second pass, too
   } else if (args.dkv_additions != nullptr) {
     args.dkv_additions += HeadSplitsOf(params).counters / 2;
   }

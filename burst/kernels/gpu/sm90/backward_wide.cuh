@@ -1,6 +1,5 @@
-// The parts that both passes of the backward of wide heads have in common: shared memory, the
-// producer warpgroup, and steps of the consumers. See backward_wide.cu
-// for the method.
+// The parts that the passes of the backward of wide heads have in common: shared memory, the
+// producer warpgroup, and steps of the consumers. See backward_wide.cu for the method.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +15,24 @@ struct WideShared {
   struct Nothing {};
   template <class T>
   using IfDk = std::conditional_t<Traits::kDk, T, Nothing>;
-  struct DqPart {  // kBlockM rows of 32 columns of a consumer, in the TMA's swizzle
+  struct DqBox {  // kBlockM rows of 32 columns of a consumer, in the TMA's swizzle
     alignas(1024) float data[Traits::kBlockM * kFloatBoxColumns];
   };
 
-  // V; with kLateDq it has as many columns as dQ, which takes its place (see Dq), the last ones
-  // zero.
-  IfDk<Tile<Traits::kBlockN, Traits::kLateDq ? Traits::kHeadDim : Traits::kValueDim>> v;
+  // Boxes that hold a consumer's columns of dQ at a time.
+  static constexpr int kDqBoxes =
+      Traits::kLateDq ? Traits::kHeadDim / Traits::kConsumers / kFloatBoxColumns : 1;
+
+  IfDk<Tile<Traits::kBlockN, Traits::kValueDim>> v;
   Tile<Traits::kBlockN, Traits::kHeadDim> k;
   Tile<Traits::kBlockM, Traits::kHeadDim> q[Traits::kStages];
-  Tile<Traits::kBlockM, Traits::kValueDim> dout[Traits::kStages];
+  Tile<Traits::kBlockM, Traits::kValueDim> dout[Traits::kDoutStages];
   IfDk<Tile<Traits::kBlockM, Traits::kBlockN>> ds[Traits::kLateDq ? 2 : 1];
-  std::conditional_t<Traits::kDk && !Traits::kLateDq, DqPart, Nothing> dq[Traits::kConsumers];
+  std::conditional_t<Traits::kDk && !Traits::kDqInV, DqBox, Nothing>
+      dq[Traits::kConsumers * kDqBoxes];
   RowStatistics<Traits> rows[Traits::kStages];
   Barrier kv_full;
-  // With kLateDq the barriers of q also stand for dout and rows.
+  // With kLateDq the barriers of q also stand for rows, and with kDqInV for dout.
   Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
@@ -42,15 +44,14 @@ struct WideShared {
   Suspicion suspicion;
   Barrier keys_scanned;
 
-  // Returns where a consumer leaves its columns of dQ: with kLateDq all of them, else one box of
-  // 32.
+  // Returns where a consumer leaves its columns of dQ, kDqBoxes boxes at a time.
   __device__ __forceinline__ uint32_t Dq(int consumer) const {
-    if constexpr (Traits::kLateDq) {
-      constexpr int kBoxes = Traits::kHeadDim / Traits::kConsumers / kFloatBoxColumns;
-      static_assert(Traits::kConsumers * kBoxes * sizeof(DqPart) <= sizeof(v), "");
-      return SharedAddress(&v) + consumer * kBoxes * static_cast<int>(sizeof(DqPart));
+    const int offset = consumer * kDqBoxes * static_cast<int>(sizeof(DqBox));
+    if constexpr (Traits::kDqInV) {
+      static_assert(Traits::kConsumers * kDqBoxes * sizeof(DqBox) <= sizeof(v), "");
+      return SharedAddress(&v) + offset;
     } else {
-      return SharedAddress(&dq[consumer]);
+      return SharedAddress(&dq) + offset;
     }
   }
 };
@@ -73,8 +74,9 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
   using DoutTile = Tile<Traits::kBlockM, Traits::kValueDim>;
   RingSlot<Traits::kStages> slot;
+  RingSlot<Traits::kDoutStages> dout_slot;
   ForEachQueryTile<Traits>(args, keys, shared.tiles, [&](int head, int tile, int) {
-    if constexpr (Traits::kLateDq) {
+    if constexpr (Traits::kDqInV) {
       Barrier* const full = &shared.q_full[slot.stage];
       Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
       ArriveExpectBytes(full, QTile::kBytes + DoutTile::kBytes);
@@ -83,20 +85,18 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
       slot.Advance();
       return;
     }
-    const auto load = [&](auto& to, const CUtensorMap& from, Barrier* full, Barrier* empty) {
-      Wait(empty, slot.parity ^ 1);
-      ArriveExpectBytes(full, std::remove_reference_t<decltype(to)>::kBytes);
-      LoadTile(to, from, full, tile * Traits::kBlockM, head, keys.batch);
+    const auto load = [&](auto* tiles, const CUtensorMap& from, Barrier* full, Barrier* empty,
+                          auto& at) {
+      Wait(&empty[at.stage], at.parity ^ 1);
+      ArriveExpectBytes(&full[at.stage], std::remove_pointer_t<decltype(tiles)>::kBytes);
+      LoadTile(tiles[at.stage], from, &full[at.stage], tile * Traits::kBlockM, head, keys.batch);
+      at.Advance();
     };
-    const auto load_q = [&] {
-      load(shared.q[slot.stage], args.q, &shared.q_full[slot.stage], &shared.q_empty[slot.stage]);
-    };
+    const auto load_q = [&] { load(shared.q, args.q, shared.q_full, shared.q_empty, slot); };
     // The order is the order in which they are needed and, before, become free.
-    if (!Traits::kDk) load_q();
-    load(shared.dout[slot.stage], args.dout, &shared.dout_full[slot.stage],
-         &shared.dout_empty[slot.stage]);
-    if (Traits::kDk) load_q();
-    slot.Advance();
+    if (Traits::kDv) load_q();
+    load(shared.dout, args.dout, shared.dout_full, shared.dout_empty, dout_slot);
+    if (!Traits::kDv) load_q();
   });
 }
 
@@ -157,7 +157,7 @@ struct WideConsumer {
   using Element = typename Traits::Element;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   static constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
-  static constexpr int kSumDim = Traits::kSumDim, kSecond = DqParts<Traits>::kSecond;
+  static constexpr int kSecond = DqParts<Traits>::kSecond;
   using QTile = Tile<kBlockM, kHeadDim>;
   using DoutTile = Tile<kBlockM, kValueDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
@@ -165,7 +165,8 @@ struct WideConsumer {
   using Scores = float[kBlockM / 2];           // S^T or dP^T: [64, kBlockM]
   using ScoreOperand = uint32_t[kBlockM / 4];  // P^T or dS^T, of Element
   using ValueOperand = uint32_t[kValueDim / 4];
-  using Gradient = float[kSumDim / 2];  // dV or dK: [64, kSumDim]
+  using Dk = float[kHeadDim / 2];       // [64, kHeadDim]
+  using Dv = float[kValueDim / 2];      // [64, kValueDim]
   using FirstDq = float[32];            // 64 columns of dQ: [kBlockM, 64]
   using SecondDq = float[kSecond / 2];  // the other columns: [kBlockM, kSecond]
 
@@ -221,11 +222,12 @@ struct WideConsumer {
   }
 
   // Begins sum += scores^T rows: dV += P^T dO, or dK += dS^T Q.
+  template <int kColumns>
   __device__ __forceinline__ void AddGradient(const ScoreOperand& scores,
-                                              const Tile<kBlockM, kSumDim>& rows,
-                                              Gradient& sum) const {
-    MatmulRegisterShared<Element, kSumDim, kBlockM, Major::kMN>(
-        sum, scores, rows.At(0), Tile<kBlockM, kSumDim>::kBlockBytes, true);
+                                              const Tile<kBlockM, kColumns>& rows,
+                                              float (&sum)[kColumns / 2]) const {
+    MatmulRegisterShared<Element, kColumns, kBlockM, Major::kMN>(
+        sum, scores, rows.At(0), Tile<kBlockM, kColumns>::kBlockBytes, true);
     WgmmaCommit();
   }
 
@@ -245,18 +247,28 @@ struct WideConsumer {
     if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
   }
 
+  // Returns elements i and i + 1 of P^T, in float32 or float16.
+  __device__ __forceinline__ static float2 PairOf(const Scores& p, int i) {
+    return {p[i], p[i + 1]};
+  }
+  __device__ __forceinline__ static float2 PairOf(const ScoreOperand& p, int i) {
+    return UnpackHalf(p[i / 2]);
+  }
+
   // Replaces dP^T by dS^T = P^T (dP^T - delta).
-  __device__ __forceinline__ void ScoreGradients(const RowStatistics<Traits>& rows, const Scores& p,
-                                                 Scores& ds) const {
-    const float factor = Traits::kScaleDs ? args.scale : 1;
+  template <class Probabilities>
+  __device__ __forceinline__ void ScoreGradients(const RowStatistics<Traits>& rows,
+                                                 const Probabilities& p, Scores& ds) const {
+    const float factor = (Traits::kScaleDs ? args.scale : 1) / (1 << Traits::kScaleBits);
 #pragma unroll
     for (int j = 0; j < kBlockM / 8; ++j) {
       const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int i = 4 * j + 2 * r;
-        ds[i] = p[i] * fmaf(ds[i], factor, -delta.x);
-        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta.y);
+        const float2 pair = PairOf(p, i);
+        ds[i] = pair.x * fmaf(ds[i], factor, -delta.x);
+        ds[i + 1] = pair.y * fmaf(ds[i + 1], factor, -delta.y);
       }
     }
   }
@@ -295,21 +307,36 @@ struct WideConsumer {
     }
   }
 
+  // Begins dQ = dS K of the n-th step, all columns.
+  __device__ __forceinline__ void MultiplyLateDq(int n, FirstDq& first, SecondDq& second) const {
+    const DsTile& ds = shared.ds[n % 2];
+    WgmmaFence();
+    MultiplyDq(ds, shared.k.At(0, consumer), first);
+    MultiplyDq(ds, shared.k.At(0, 2) + consumer * kSecond, second);
+    WgmmaCommit();
+  }
+
+  // Waits until both consumers have stored dS of the n-th step.
+  __device__ __forceinline__ void WaitForDs(int n) const {
+    Wait(&shared.ds_full[n % 2], n / 2 % 2);
+  }
+
   // Stores dQ of the n-th step, all columns at once. A fence and an arrival must follow.
   __device__ __forceinline__ void StoreLateDq(int n, FirstDq& first, SecondDq& second) const {
     PinRegisters(first);
     PinRegisters(second);
-    if (n == 0) WaitForScan<Traits>(args, shared);  // of V, which lay here
+    if (Traits::kDqInV && n == 0) WaitForScan<Traits>(args, shared);
     Wait(&shared.dq_empty[consumer], n % 2 ^ 1);
     StoreDqBox(0, first);
     StoreDqBox(1, first + 16);
     StoreDqBox(2, second);
   }
 
-  __device__ __forceinline__ void SumDv(Gradient& dv) const;
-  __device__ __forceinline__ void SumDk(Gradient& dk) const;
-  __device__ __forceinline__ void SumDkLate(Gradient& dk) const;
-  __device__ __forceinline__ void StoreSum(Gradient& sum) const;
+  __device__ __forceinline__ void SumDv(Dv& dv) const;
+  __device__ __forceinline__ void SumDk(Dk& dk) const;
+  __device__ __forceinline__ void SumDkLate(Dk& dk) const;
+  __device__ __forceinline__ void SumBoth(Dk& dk, Dv& dv) const;
+  __device__ __forceinline__ void StoreSums(Dk& dk, Dv& dv) const;
 };
 
 }  // namespace sm90

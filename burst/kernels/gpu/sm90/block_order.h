@@ -59,7 +59,7 @@ struct BackwardWork {
   MaskForm mask = MaskForm::kFull;
   bool fixed_order = true;                // HasFixedOrder
   bool walks_from_first_queries = false;  // WalksFromFirstQueries
-  bool wide = false;                      // two passes
+  bool wide = false;                      // a head_dim above kNarrowHeadDim
   int64_t q_len = 0;
   int64_t most_queries = 0;     // MostQueries
   int64_t row_bytes = 0;        // bytes of q, dout and float32 dq of a query and head

@@ -44,20 +44,18 @@ void Fp8ForwardOf(const FlashForwardParams& params, const Fp8Operands& operands,
 #undef BURST_LAUNCH
 }
 
+// Launches the pass that computes all gradients of wide heads, or else both passes.
 template <class Element>
-void WideBackwardDv(const Call& call, const FlashBackwardParams& params,
+void WideBackwardOf(const Call& call, const FlashBackwardParams& params,
                     const BackwardScratch& scratch) {
-#define BURST_LAUNCH(name, ...) \
-  if (call.Fits##name())        \
-    return LaunchWideBackward<typename Variants<Element>::name>(params, scratch);
-  BURST_SM90_BACKWARD_DV(BURST_LAUNCH)
-}
-
-template <class Element>
-void WideBackwardDk(const Call& call, const FlashBackwardParams& params,
-                    const BackwardScratch& scratch) {
-  BURST_SM90_BACKWARD_DK(BURST_LAUNCH)
-#undef BURST_LAUNCH
+#define BURST_LAUNCH_FIRST(name, ...)                                      \
+  if (call.Fits##name()) {                                                 \
+    LaunchWideBackward<typename Variants<Element>::name>(params, scratch); \
+  } else
+  BURST_SM90_BACKWARD_BOTH(BURST_LAUNCH_FIRST) {}
+  BURST_SM90_BACKWARD_DV(BURST_LAUNCH_FIRST) {}
+  BURST_SM90_BACKWARD_DK(BURST_LAUNCH_FIRST) {}
+#undef BURST_LAUNCH_FIRST
 }
 
 template <class Element>
@@ -67,8 +65,7 @@ void BackwardOf(const FlashBackwardParams& params, const BackwardScratch& scratc
   if (call.Fits##name()) return LaunchBackward<typename Variants<Element>::name>(params, scratch);
   BURST_SM90_BACKWARD(BURST_LAUNCH)
 #undef BURST_LAUNCH
-  WideBackwardDv<Element>(call, params, scratch);
-  WideBackwardDk<Element>(call, params, scratch);
+  WideBackwardOf<Element>(call, params, scratch);
 }
 
 // Returns the queries of a tile of the backward that computes dQ.
@@ -77,6 +74,7 @@ int64_t QueriesOfTile(const Call& call) {
   if (call.Fits##name()) return Variants<BFloat16>::name::kBlockM;
   BURST_SM90_BACKWARD(BURST_QUERIES)
   BURST_SM90_BACKWARD_DK(BURST_QUERIES)
+  BURST_SM90_BACKWARD_BOTH(BURST_QUERIES)
 #undef BURST_QUERIES
   return 0;
 }
@@ -85,6 +83,7 @@ int64_t QueriesOfTile(const Call& call) {
 BURST_SM90_BACKWARD(BURST_KEYS)
 BURST_SM90_BACKWARD_DV(BURST_KEYS)
 BURST_SM90_BACKWARD_DK(BURST_KEYS)
+BURST_SM90_BACKWARD_BOTH(BURST_KEYS)
 #undef BURST_KEYS
 
 }  // namespace

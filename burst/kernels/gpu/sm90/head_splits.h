@@ -22,7 +22,7 @@ namespace sm90 {
 
 inline constexpr int64_t kMultiprocessors = 132;  // of an H100 or H200
 inline constexpr int64_t kBackwardKeys = 128;     // keys of a tile, in every variant
-inline constexpr int64_t kOnePassHeadDim = 128;   // wider heads take two passes
+inline constexpr int64_t kNarrowHeadDim = 128;    // more is wide (backward_wide.cu)
 inline constexpr int64_t kBackwardWarps = 8;      // warps of a tile, each with a part of its keys
 
 struct HeadSplits {
@@ -53,7 +53,7 @@ inline bool HasFixedOrder(const FlashBackwardParams& params) {
 // one head stay in the L2 cache, but not for wide heads.
 inline bool WalksFromFirstQueries(const FlashBackwardParams& params) {
   const FlashAttentionShape& s = params.shape;
-  if (s.visible.begin == nullptr || !HasFixedOrder(params) || s.head_dim > kOnePassHeadDim) {
+  if (s.visible.begin == nullptr || !HasFixedOrder(params) || s.head_dim > kNarrowHeadDim) {
     return false;
   }
   const int64_t row_bytes = 6 * s.head_dim + 2 * s.value_dim;  // q, dout, and dQ in float32

@@ -178,6 +178,13 @@ __device__ __forceinline__ int ThreadIndexAgain() {
   return x;
 }
 
+// Returns blockIdx.x in the same way.
+__device__ __forceinline__ int BlockIndexAgain() {
+  int x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
 // Arrives once a warp, after x (not negative) has been computed. It also keeps ptxas from moving
 // the computation of x below a later wait.
 __device__ __forceinline__ void ArriveWarpAfter(Barrier* barrier, float x) {

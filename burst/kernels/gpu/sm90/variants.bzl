@@ -75,28 +75,29 @@ BACKWARD = [
 ]
 
 # dK and dV of wide heads do not both fit into registers, so these take two passes: dV, then dK and dQ.
-# Tiles: whether the pass is the second one (kDk).
+# Tiles: the pass (WidePass in variants.h).
 BACKWARD_DV = [
-    ("BackwardD192DvFull", 192, "kFull", ["false"], ALWAYS),
-    ("BackwardD192DvRanges", 192, "kRanges", ["false"], ALWAYS),
-    ("BackwardD192DvLists", 192, "kLists", ["false"], ALWAYS),
-    ("BackwardD192V128DvFull", (192, 128), "kFull", ["false"], ALWAYS),
-    ("BackwardD192V128DvRanges", (192, 128), "kRanges", ["false"], ALWAYS),
-    ("BackwardD192V128DvLists", (192, 128), "kLists", ["false"], ALWAYS),
-    ("BackwardD256DvFull", 256, "kFull", ["false"], ALWAYS),
-    ("BackwardD256DvRanges", 256, "kRanges", ["false"], ALWAYS),
-    ("BackwardD256DvLists", 256, "kLists", ["false"], ALWAYS),
+    ("BackwardD192DvFull", 192, "kFull", ["kDv"], ALWAYS),
+    ("BackwardD192DvRanges", 192, "kRanges", ["kDv"], ALWAYS),
+    ("BackwardD192DvLists", 192, "kLists", ["kDv"], ALWAYS),
+    ("BackwardD256DvFull", 256, "kFull", ["kDv"], ALWAYS),
+    ("BackwardD256DvRanges", 256, "kRanges", ["kDv"], ALWAYS),
+    ("BackwardD256DvLists", 256, "kLists", ["kDv"], ALWAYS),
 ]
 BACKWARD_DK = [
-    ("BackwardD192DkFull", 192, "kFull", ["true"], ALWAYS),
-    ("BackwardD192DkRanges", 192, "kRanges", ["true"], ALWAYS),
-    ("BackwardD192DkLists", 192, "kLists", ["true"], ALWAYS),
-    ("BackwardD192V128DkFull", (192, 128), "kFull", ["true"], ALWAYS),
-    ("BackwardD192V128DkRanges", (192, 128), "kRanges", ["true"], ALWAYS),
-    ("BackwardD192V128DkLists", (192, 128), "kLists", ["true"], ALWAYS),
-    ("BackwardD256DkFull", 256, "kFull", ["true"], ALWAYS),
-    ("BackwardD256DkRanges", 256, "kRanges", ["true"], ALWAYS),
-    ("BackwardD256DkLists", 256, "kLists", ["true"], ALWAYS),
+    ("BackwardD192DkFull", 192, "kFull", ["kDk"], ALWAYS),
+    ("BackwardD192DkRanges", 192, "kRanges", ["kDk"], ALWAYS),
+    ("BackwardD192DkLists", 192, "kLists", ["kDk"], ALWAYS),
+    ("BackwardD256DkFull", 256, "kFull", ["kDk"], ALWAYS),
+    ("BackwardD256DkRanges", 256, "kRanges", ["kDk"], ALWAYS),
+    ("BackwardD256DkLists", 256, "kLists", ["kDk"], ALWAYS),
+]
+
+# dV of 128 columns and dK of 192 fit, so heads of these two widths take one pass.
+BACKWARD_BOTH = [
+    ("BackwardD192V128Full", (192, 128), "kFull", ["kBoth"], ALWAYS),
+    ("BackwardD192V128Ranges", (192, 128), "kRanges", ["kBoth"], ALWAYS),
+    ("BackwardD192V128Lists", (192, 128), "kLists", ["kBoth"], ALWAYS),
 ]
 
 TABLES = {
@@ -105,6 +106,7 @@ TABLES = {
     "BACKWARD": BACKWARD,
     "BACKWARD_DV": BACKWARD_DV,
     "BACKWARD_DK": BACKWARD_DK,
+    "BACKWARD_BOTH": BACKWARD_BOTH,
 }
 
 def names(table):

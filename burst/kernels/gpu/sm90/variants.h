@@ -42,6 +42,7 @@ struct Call {
   BURST_SM90_BACKWARD(BURST_FITS)
   BURST_SM90_BACKWARD_DV(BURST_FITS)
   BURST_SM90_BACKWARD_DK(BURST_FITS)
+  BURST_SM90_BACKWARD_BOTH(BURST_FITS)
 #undef BURST_FITS
 };
 
@@ -123,7 +124,7 @@ struct BackwardTraits {
   using Element = Element_;
   // Both widths are padded with zeros by the TMA.
   static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
-  static_assert(kHeadDim == kValueDim && kHeadDim <= kOnePassHeadDim, "others take two passes");
+  static_assert(kHeadDim == kValueDim && kHeadDim <= kNarrowHeadDim, "others are wide");
   static constexpr int kBlockM = kBlockM_;  // queries
   static constexpr int kBlockN = 128;       // keys
   static constexpr int kStages = 2;
@@ -140,6 +141,7 @@ struct BackwardTraits {
   static constexpr int kConsumerRegisters = kHeadDim > 96 ? 240 : 232;
   // Searches for masks before the matmuls instead of in parallel with them.
   static constexpr bool kEarly = kEarly_;
+  static constexpr int kScaleBits = 0;  // as in WideBackwardTraits
   // Waits for Q, dO and the rows' data together, and frees them together. At a head_dim of 64,
   // short sequences gain more by beginning as soon as Q has come.
   static constexpr bool kOneBarrier = kHeadDim > 64;
@@ -168,21 +170,32 @@ struct BackwardTraits {
 template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
-// Wide heads take two passes, dV, then dK and dQ: their dK and dV do not both fit registers.
-template <class Element_, int kHeadDim_, int kValueDim_, bool kDk_, MaskForm kForm>
+// What a pass over wide heads computes: dV, or dK and dQ, or all three. dK and dV fit registers
+// together only if v is narrower.
+enum class WidePass { kDv, kDk, kBoth };
+
+template <class Element_, int kHeadDim_, int kValueDim_, WidePass kPass, MaskForm kForm>
 struct WideBackwardTraits {
   using Element = Element_;
   // Both widths are padded with zeros by the TMA.
   static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
-  static constexpr int kBlockM = 64;   // queries
-  static constexpr int kBlockN = 128;  // keys
-  static constexpr bool kDk = kDk_;    // true: the pass for dK and dQ; false: for dV
-  static constexpr int kSumDim = kDk ? kHeadDim : kValueDim;  // columns of the pass's dK or dV
-  // Computes dQ one step after its operands, and keeps V in registers.
+  static constexpr int kBlockM = 64;                   // queries
+  static constexpr int kBlockN = 128;                  // keys
+  static constexpr bool kDk = kPass != WidePass::kDv;  // the pass computes dK and dQ
+  static constexpr bool kDv = kPass != WidePass::kDk;  // the pass computes dV
+  static constexpr bool kBoth = kDk && kDv;
+  static_assert(!kBoth || kHeadDim + kValueDim <= 320, "more registers than a thread has");
+  // Computes dQ one step after its operands. The rows' data then come with Q.
   static constexpr bool kLateDq = kDk && kHeadDim <= 192;
+  // Keeps V in registers, and dQ in V's place in shared memory. dO comes with Q.
+  static constexpr bool kDqInV = kLateDq && !kBoth;
+  // Consumers compute P times 2^kScaleBits. With kBoth they keep it in float16, to save registers.
+  // So it has 11 bits down to 2^-28, and it may exceed 1 by the rounding of large scores.
+  static constexpr int kScaleBits = kBoth ? 14 : 0;
   // As in BackwardTraits. Without kLateDq consumers stand still until the first box of dQ has left.
   static constexpr bool kTurnFirst = kDk && !kLateDq;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
+  static constexpr int kDoutStages = kBoth ? 1 : kStages;
   static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
@@ -211,14 +224,15 @@ struct Variants {
 #define BURST_BACKWARD(name, head_dim, value_dim, mask, when, queries, early, ordered) \
   using name =                                                                         \
       BackwardTraits<Element, head_dim, value_dim, queries, MaskForm::mask, early, ordered>;
-#define BURST_BACKWARD_WIDE(name, head_dim, value_dim, mask, when, dk) \
-  using name = WideBackwardTraits<Element, head_dim, value_dim, dk, MaskForm::mask>;
+#define BURST_BACKWARD_WIDE(name, head_dim, value_dim, mask, when, pass) \
+  using name = WideBackwardTraits<Element, head_dim, value_dim, WidePass::pass, MaskForm::mask>;
 
   BURST_SM90_FORWARD(BURST_FORWARD)
   BURST_SM90_FORWARD_FP8(BURST_FORWARD_FP8)
   BURST_SM90_BACKWARD(BURST_BACKWARD)
   BURST_SM90_BACKWARD_DV(BURST_BACKWARD_WIDE)
   BURST_SM90_BACKWARD_DK(BURST_BACKWARD_WIDE)
+  BURST_SM90_BACKWARD_BOTH(BURST_BACKWARD_WIDE)
 
 #undef BURST_FORWARD
 #undef BURST_FORWARD_FP8

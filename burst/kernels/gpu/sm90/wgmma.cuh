@@ -13,6 +13,8 @@
 // matmuls.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include "burst/kernels/gpu/sm90/ptx.cuh"
 
 namespace burst {
@@ -214,6 +216,11 @@ template <class Element, int kCount>
 __device__ __forceinline__ void PackOperand(const float (&d)[kCount], uint32_t (&a)[kCount / 2]) {
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i) a[i] = Pack<Element>(d[2 * i], d[2 * i + 1]);
+}
+
+// Returns the two float16 numbers of a register.
+__device__ __forceinline__ float2 UnpackHalf(uint32_t pair) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
 }
 
 }  // namespace sm90
