@@ -121,13 +121,13 @@ def regimes():
     return ["pass", "shape", "regime", "ours", "ours, free", "FA3", "cuDNN by PyTorch", "cuDNN", "cuDNN, fixed order"], rows
 
 
-def peers_h100():
-    """Attention in bf16 on an H100 in TFLOP/s, at the power limit. FA4: flash-attn-4 4.0.0b36, its path for Hopper.
+def peers_of(gpu):
+    """Returns the table of attention on a GPU, "h100" or "h200", and its peers.
 
     The last columns divide our rate in a fixed order by FA4's, and our free rate (a forward's only rate) by the fastest
     peer's."""
     rows = []
-    for row in load("attention_peers_h100")["rows"]:
+    for row in load("attention_peers_" + gpu)["rows"]:
         rates = row["tflops"]
         best = fastest_peer(rates)
         rows.append([row["pass"], "%d x %s, %d on %d, D=%s, %s" % (row["batch"], number(row["tokens"]), row["heads"],
@@ -137,6 +137,29 @@ def peers_h100():
                      ratio(rates["ours"], rates.get("fa4 fixed order")), ratio(rates.get("ours free", rates["ours"]), best)])
     return ["pass", "shape", "ours", "ours, free", "FA3", "FA4", "FA4, fixed order", "cuDNN", "to FA4, fixed order",
             "to the fastest"], rows
+
+
+def peers_h100():
+    """Attention in bf16 on an H100 in TFLOP/s, at the power limit. FA4: flash-attn-4 4.0.0b36, its path for Hopper."""
+    return peers_of("h100")
+
+
+def peers_h200():
+    """Attention in bf16 on an H200 in TFLOP/s, at the power limit. FA4: flash-attn-4 4.0.0b36, its path for Hopper."""
+    return peers_of("h200")
+
+
+def two_widths():
+    """The backward of heads of 192 and 128 columns before and after they took one pass, TFLOP/s."""
+    rows = []
+    for row in load("backward_two_widths")["rows"]:
+        rates = row["tflops"]
+        rows.append([row["gpu"], "%d x %s, %d on %d, %s" % (row["batch"], number(row["tokens"]), row["heads"],
+                                                            row["kv_heads"], row["mask"]),
+                     number(rates["before"]), number(rates["after"]), ratio(rates["after"], rates["before"]),
+                     number(rates["after_free"]), ratio(rates["after"], rates["after_free"]),
+                     ratio(rates["after"], rates.get("fastest_peer"))])
+    return ["GPU", "shape", "before", "after", "ratio", "free", "to free", "to the fastest peer"], rows
 
 
 def masks():
