@@ -46,7 +46,7 @@ def parse_arguments():
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--attention", choices=["burst", "sdpa"], default="burst")
     parser.add_argument("--fsdp", action="store_true",
-                        help="the ranks divide parameters, gradients and AdamW's state (FSDP2)")
+                        help="the ranks divide parameters, gradients and AdamW's state (FSDP2, needs PyTorch 2.6)")
     parser.add_argument("--out", help="a folder for the tuned model")
     return parser.parse_args()
 

@@ -1,7 +1,8 @@
 """Trains a small Transformer with every sequence spread over the ranks, which also divide the parameters (FSDP2):
 
   torchrun --nproc_per_node=4 examples/pytorch/fsdp.py      # GPUs if there are enough, else CPUs
-"""
+
+PyTorch has this FSDP since its version 2.6."""
 
 import os
 

@@ -190,7 +190,8 @@ struct WideBackwardTraits {
   // Keeps V in registers, and dQ in V's place in shared memory. dO comes with Q.
   static constexpr bool kDqInV = kLateDq && !kBoth;
   // Consumers compute P times 2^kScaleBits. With kBoth they keep it in float16, to save registers.
-  // So it has 11 bits down to 2^-28, and it may exceed 1 by the rounding of large scores.
+  // So it has 11 bits down to 2^-28, and it may exceed 1 by the rounding of large scores. dV is
+  // summed times 2^kScaleBits, too. It overflows above 2^114.
   static constexpr int kScaleBits = kBoth ? 14 : 0;
   // As in BackwardTraits. Without kLateDq consumers stand still until the first box of dQ has left.
   static constexpr bool kTurnFirst = kDk && !kLateDq;
