@@ -2,6 +2,7 @@
 #include "train/plan/plan.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <initializer_list>
 #include <map>
@@ -144,7 +145,21 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   return question;
 }
 
+// Tells on the standard error output which mesh a long search has come to.
+class Progress {
+ public:
+  void Report(const std::string& mesh, size_t place, size_t meshes) const {
+    constexpr std::chrono::seconds kQuiet{5};
+    if (std::chrono::steady_clock::now() - start_ < kQuiet) return;
+    std::fprintf(stderr, "planning mesh %zu of %zu: %s\n", place, meshes, mesh.c_str());
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 absl::Status Answer(const Question& question) {
+  const Progress progress;
   const GpuModel& gpu = question.gpu;
   std::vector<Row> rows;
   if (question.is_table) {
@@ -155,6 +170,7 @@ absl::Status Answer(const Question& question) {
     std::optional<TrainingSetup> setup;
     FittedPlan fitted;
     for (const MeshChoice& choice : step) {
+      progress.Report(choice.options, &choice - step.data() + 1, step.size());
       BURST_ASSIGN_OR_RETURN(TrainingSetup other_setup, PreparePlan(choice.config));
       BURST_ASSIGN_OR_RETURN(
           FittedPlan other, FitStep(other_setup, gpu, question.gpus_per_node, question.may_choose));
