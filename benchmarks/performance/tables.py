@@ -3,9 +3,9 @@
 The pages of render.py show some of the tables; render.py --show prints any of them, with its docstring."""
 
 from cells import NONE, number, ratio
-from kernel_tables import (ampere, few_queries, float16, fp8, fp8_errors, kernels, kernels_all, kernels_grouped,
+from kernel_tables import (PEERS, ampere, few_queries, float16, fp8, fp8_errors, kernels, kernels_all, kernels_grouped,
                            backward_heads, peers_h100, peers_h200, regimes, masks, sinks, two_widths)
-from results import LLAMA_8B, backward_h200, forward_h200, load, long_steps, one, ring_rows, shape
+from results import LLAMA_8B, load, long_steps, one, ring_rows
 
 
 def training():
@@ -369,12 +369,12 @@ def headline():
     upipe = one(load("published")["rows"], who="UPipe", tokens=131072)
     rows.append(row("Llama 8B, 131,072 tokens on 2 GPUs, tokens/s per GPU", large["rate"],
                     upipe["tokens_per_second"], "UPipe on 8 x H100 (as published)"))
-    wanted = shape(16384, 128, "causal")
-    ours, fa3, _ = forward_h200(wanted)
-    rows.append(row("attention forward, causal, 16K tokens, head_dim 128, TFLOP/s", ours, fa3, "FlashAttention-3"))
-    ours, fa3, _ = backward_h200(wanted, True)
-    rows.append(row("attention backward, causal, 16K tokens, head_dim 128, TFLOP/s", ours, fa3,
-                    "FlashAttention-3 (not deterministic)"))
+    wanted = dict(batch=1, tokens=16384, heads=32, kv_heads=32, head_dim=128, value_dim=128, mask="causal")
+    for name in ("forward", "backward"):
+        rates = one(load("attention_peers_h100")["rows"], **wanted, **{"pass": name})["tflops"]
+        peer = max(PEERS, key=lambda peer: rates[peer])
+        rows.append(row("attention %s, causal, 16K tokens, H100, TFLOP/s" % name, rates["ours"], rates[peer],
+                        PEERS[peer] + (" (not deterministic)" if name == "backward" else "")))
     return ["task", "Burst", "strongest peer", "which", "ratio"], rows
 
 
