@@ -354,6 +354,42 @@ TEST(TrainConfig, ResumeTakesTheRunsConfiguration) {
   EXPECT_TRUE(resumed->CheckResume(run->ToJson()).ok());
 }
 
+// A mesh that is given says how many ranks there are, or a launcher does.
+TEST(TrainConfig, ResumeOnAnotherMeshDropsTheRunsRanks) {
+  const std::string folder = testing::TempDir() + "/mesh";
+  std::filesystem::create_directories(folder);
+  const auto run = Resolve({"--ranks=3", "--sp=3", "--accumulate=2", "--model=llama_tiny"});
+  ASSERT_TRUE(run.ok()) << run.status();
+  Write("mesh/config.json", run->ToJson());
+  const auto resume = [&](std::vector<std::string> given, int processes = 1) {
+    given.insert(given.end(), {"--resume", "--out=" + folder});
+    return Resolve(given, Launch{processes, 8});
+  };
+  const struct {
+    std::vector<std::string> given;
+    int processes, ranks;
+  } meshes[] = {
+      {{"--dp=2"}, 1, 6},
+      {{"--sp=2"}, 1, 2},
+      {{"--tp=2", "--sp=1"}, 1, 2},
+      {{"--pp=2"}, 1, 6},
+      {{"--config=" + Write("mesh.json", R"({"dp": 4, "sp": 1})")}, 1, 4},
+      {{"--sp=-1"}, 1, 3},  // says nothing about ranks
+      {{"--ranks=4", "--sp=4"}, 1, 4},
+      {{"--dp=2"}, 6, 6},
+      {{"--sp=2"}, 2, 2},
+  };
+  for (const auto& mesh : meshes) {
+    const auto resumed = resume(mesh.given, mesh.processes);
+    ASSERT_TRUE(resumed.ok()) << mesh.given[0] << ": " << resumed.status();
+    EXPECT_EQ(resumed->ranks, mesh.ranks) << mesh.given[0];
+  }
+  // The --ranks that are given now must agree, and those of the run if no mesh is given.
+  EXPECT_FALSE(resume({"--ranks=3", "--sp=2"}).ok());
+  EXPECT_FALSE(resume({"--dp=2"}, 2).ok());
+  EXPECT_FALSE(resume({}, 2).ok());
+}
+
 TEST(TrainConfig, ResumeAutoContinuesWhereThereIsACheckpoint) {
   const std::string folder = testing::TempDir() + "/auto";
   std::filesystem::remove_all(folder);

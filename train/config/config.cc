@@ -24,18 +24,26 @@ absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {
   const bool has_run = !out.empty() && HoldsCheckpoints(out);
   config.resume =
       config.resume_mode == Resume::kYes || (config.resume_mode == Resume::kAuto && has_run);
+  const auto read_given = [&](OptionTable* table) -> absl::Status {
+    if (!file.empty()) {
+      const absl::Status status = table->ParseFile(file);
+      if (!status.ok()) return InvalidOption("config", status.message());
+    }
+    return table->ParseArguments(argc, argv);
+  };
   if (config.resume && !out.empty()) {
     const absl::Status status = options.ParseFile(out + "/config.json", /*saved=*/true);
     if (!status.ok()) {
       return absl::FailedPreconditionError(
           absl::StrCat("--resume: ", out, " holds no run to continue: ", status.message()));
     }
+    // A mesh that is given now says how many ranks there are. The run's --ranks would contradict.
+    TrainConfig given;
+    OptionTable table = TrainOptions(&given);
+    BURST_RETURN_IF_ERROR(read_given(&table));
+    if (given.SaysMesh()) config.ranks = -1;
   }
-  if (!file.empty()) {
-    const absl::Status status = options.ParseFile(file);
-    if (!status.ok()) return InvalidOption("config", status.message());
-  }
-  BURST_RETURN_IF_ERROR(options.ParseArguments(argc, argv));
+  BURST_RETURN_IF_ERROR(read_given(&options));
   return config;
 }
 

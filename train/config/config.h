@@ -179,6 +179,9 @@ struct TrainConfig : PlainOptions {
   std::string config;         // a file of options
   std::string profile_steps;  // "FIRST-LAST" or "STEP"; empty: none
   int64_t sample = -1;        // tokens at the end; -1: 256 for text, 0 for shards
+
+  // Returns whether an option of the mesh says how many ranks there are.
+  bool SaysMesh() const { return dp != -1 || sp != -1 || tp != -1 || pp > 1; }
 };
 
 // Returns the names in --ignore_fields.
@@ -188,7 +191,8 @@ std::vector<std::string> IgnoredFields(const TrainConfig& config);
 OptionTable TrainOptions(TrainConfig* config);
 
 // Reads the options. The command line wins over the --config file, the file over the configuration
-// of the run in --out (with --resume), and that over the defaults.
+// of the run in --out (with --resume), and that over the defaults. A mesh that is given drops the
+// --ranks of the run.
 absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv);
 
 std::string TrainHelp();

@@ -121,10 +121,9 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
   config->ranks = static_cast<int>(c.ranks);
   config->threads = static_cast<int>(c.threads);
   if (config->comm == CommKind::kThreads) {
-    const bool cuda = config->device == DeviceType::kCuda,
-               mesh = c.dp != -1 || c.sp != -1 || c.tp != -1 || c.pp > 1;
+    const bool cuda = config->device == DeviceType::kCuda;
     if (c.ranks == -1) config->ranks = cuda || c.strategy == Strategy::kSingle ? 1 : 2;
-    if (c.ranks == -1 && mesh) {
+    if (c.ranks == -1 && c.SaysMesh()) {
       config->ranks = static_cast<int>(std::max<int64_t>(1, c.dp) * c.pp *
                                        std::max<int64_t>(1, c.sp) * std::max<int64_t>(1, c.tp));
     }
