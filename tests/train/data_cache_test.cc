@@ -29,6 +29,17 @@
 #include "train/data/corpus.h"
 #include "train/data/sources.h"
 
+// Counts the destructors of thread_local objects that threads register. Without memory for one, the
+// C library ends the process.
+extern "C" {
+int __cxa_thread_atexit_impl(void (*destroy)(void*), void* object, void* library);
+std::atomic<int> registered{0};
+int __cxa_thread_atexit(void (*destroy)(void*), void* object, void* library) {
+  ++registered;
+  return __cxa_thread_atexit_impl(destroy, object, library);
+}
+}
+
 namespace burst {
 namespace {
 
@@ -251,6 +262,17 @@ TEST_F(DataCacheTest, OneMakesItTheOthersWait) {
   EXPECT_EQ(Files(".cache").size(), 2u);
   EXPECT_TRUE(Files(".tmp").empty());
   EXPECT_EQ(TextOf(*Load(path)), ReadAll(path));
+}
+
+TEST_F(DataCacheTest, ReadingRegistersNoDestructor) {
+  const auto data = Load(WriteText("text.txt", 1 << 20));
+  ASSERT_EQ(data.status(), absl::OkStatus());
+  const int before = registered;
+  std::thread([&] {
+    std::vector<int32_t> tokens(16);
+    EXPECT_EQ(data->train.corpus->Read(500000, 16, tokens.data()), absl::OkStatus());
+  }).join();
+  EXPECT_EQ(registered, before);
 }
 
 TEST_F(DataCacheTest, KilledWhileItMakesOne) {

@@ -90,10 +90,10 @@ absl::Status CheckedFile::ReadFooter() {
 
 absl::Status CheckedFile::CheckBlock(int64_t block) const {
   if (checked_[block].load(std::memory_order_relaxed)) return absl::OkStatus();
-  thread_local std::vector<char> buffer(kBlock);
+  char buffer[kBlock];  // on the stack, because a read must work without memory, too
   const int64_t offset = block * kBlock, bytes = std::min(kBlock, payload_bytes_ - offset);
-  BURST_RETURN_IF_ERROR(file_.ReadAt(offset, bytes, buffer.data()));
-  if (XXH3_64bits(buffer.data(), bytes) != checksums_[block]) {
+  BURST_RETURN_IF_ERROR(file_.ReadAt(offset, bytes, buffer));
+  if (XXH3_64bits(buffer, bytes) != checksums_[block]) {
     return absl::DataLossError(absl::StrCat(path(), " is damaged: the checksum of the ", bytes,
                                             " bytes at ", offset, " does not agree"));
   }
