@@ -13,13 +13,13 @@ TensorParallel::TensorParallel(Communicator* group, bool sequence_parallel)
       sequence_parallel_(sequence_parallel),
       exchange_(group) {}
 
-absl::Status TensorParallel::Check(const ModelConfig& given, int ranks) {
+absl::Status TensorParallel::Check(absl::string_view name, const ModelConfig& given, int ranks) {
   const ModelConfig config = given.WithDefaults();
-  BURST_RETURN_IF_ERROR(CheckHeadsDivide(config.heads, config.kv_heads, ranks));
+  BURST_RETURN_IF_ERROR(CheckHeadsDivide(name, config.heads, config.kv_heads, ranks));
   if (config.ffn % ranks == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("an ffn of ", config.ffn, " channels cannot be shared equally by ", ranks,
-                   " ranks; a number of ranks that divides it would do"));
+  return absl::InvalidArgumentError(absl::StrCat(name, ": must be a divisor of the ", config.ffn,
+                                                 " channels of the ffn; got ", ranks,
+                                                 "; give one"));
 }
 
 // ---- Parameters.

@@ -49,9 +49,9 @@ class TensorParallel {
   int ranks() const { return ranks_; }
   int rank() const { return rank_; }
 
-  // InvalidArgument, saying what would be valid, unless a model can be sharded over `ranks` ranks:
-  // its heads as for Ulysses, its ffn divisible.
-  static absl::Status Check(const ModelConfig& config, int ranks);
+  // InvalidArgument, which names `ranks` by `name`, unless a model can be sharded over `ranks`
+  // ranks: its heads as for Ulysses, its ffn divisible.
+  static absl::Status Check(absl::string_view name, const ModelConfig& config, int ranks);
 
   // ---- Parameters.
 

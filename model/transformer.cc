@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
     const ModelConfig& config, DType dtype, std::optional<uint64_t> seed, DeviceType device,
     const TensorParallel& parallel, const StateSharding& sharding, const PipelinePart& part) {
   BURST_RETURN_IF_ERROR(CheckComplete(config));
-  BURST_RETURN_IF_ERROR(TensorParallel::Check(config, parallel.ranks()));
+  BURST_RETURN_IF_ERROR(TensorParallel::Check("tensor parallelism", config, parallel.ranks()));
   std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults(), parallel, part));
   model->parameters_.Allocate(dtype, device, sharding);
   if (seed.has_value()) model->parameters_.Initialize(*seed);

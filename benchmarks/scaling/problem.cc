@@ -140,7 +140,8 @@ absl::Status CheckProblem(Method method, const AttentionProblem& problem, int ra
     return absl::InvalidArgumentError(
         absl::StrCat("--ulysses: ", group, " does not divide ", ranks, " ranks"));
   }
-  BURST_RETURN_IF_ERROR(Named("heads", CheckHeadsDivide(problem.heads, problem.kv_heads, group)));
+  BURST_RETURN_IF_ERROR(CheckHeadsDivide(group == ranks ? "--ranks" : "--ulysses", problem.heads,
+                                         problem.kv_heads, group));
   const int per_node = problem.options(method).ranks_per_node;
   if (per_node > 0 && ranks % per_node != 0) {
     return absl::InvalidArgumentError(

@@ -23,15 +23,16 @@ bool HeadsDivide(int64_t num_heads, int64_t num_kv_heads, int64_t size) {
 
 }  // namespace
 
-absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size) {
+absl::Status CheckHeadsDivide(absl::string_view name, int64_t num_heads, int64_t num_kv_heads,
+                              int size) {
   if (HeadsDivide(num_heads, num_kv_heads, size)) return absl::OkStatus();
   std::vector<int64_t> valid;
   for (int64_t other = 1; other <= num_heads; ++other) {
     if (HeadsDivide(num_heads, num_kv_heads, other)) valid.push_back(other);
   }
-  return absl::InvalidArgumentError(absl::StrCat("a group must have ", absl::StrJoin(valid, ", "),
-                                                 " ranks to share ", num_heads, " heads (",
-                                                 num_kv_heads, " KV heads); got ", size));
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": must be ", absl::StrJoin(valid, ", "), " ranks to share ", num_heads,
+                   " heads (", num_kv_heads, " KV heads); got ", size, "; give one of them"));
 }
 
 absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
@@ -79,7 +80,7 @@ absl::Status UlyssesAttention::Check(const AttentionCall& call) const {
   BURST_RETURN_IF_ERROR(attention_->CheckTensors(call));
   BURST_RETURN_IF_ERROR(call.CheckLengths(call.schedule->shard().local_length(),
                                           call.schedule->key_shard().local_length()));
-  return CheckHeadsDivide(call.q.dim(2), call.k.dim(2), size);
+  return CheckHeadsDivide("ulysses", call.q.dim(2), call.k.dim(2), size);
 }
 
 // Queries and keys of two sequences take two exchanges.

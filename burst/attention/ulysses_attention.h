@@ -37,8 +37,10 @@
 namespace burst {
 
 // OK if a group of `size` ranks can divide the heads: size divides num_heads, and of size and
-// num_kv_heads one divides the other. Else InvalidArgument, which names the sizes that can.
-absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size);
+// num_kv_heads one divides the other. Else InvalidArgument that begins with the name of the size,
+// and says which sizes can.
+absl::Status CheckHeadsDivide(absl::string_view name, int64_t num_heads, int64_t num_kv_heads,
+                              int size);
 
 class UlyssesAttention : public SequenceParallelAttention {
  public:

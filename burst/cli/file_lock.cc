@@ -28,6 +28,7 @@ absl::Status CannotLock(const std::string& path, int error) {
   if (error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK) {
     return absl::UnimplementedError(message);
   }
+  if (error == ENOENT) return absl::NotFoundError(message);
   return absl::FailedPreconditionError(message);
 }
 

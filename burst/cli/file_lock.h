@@ -20,6 +20,7 @@ class FileLock {
  public:
   // Makes the file where it is missing. Unavailable, naming the holder, while another process (or
   // another FileLock of this one) holds it; Unimplemented where the file system has no locks.
+  // NotFound means that its folder is gone.
   static absl::StatusOr<FileLock> TryAcquire(const std::string& path);
 
   // Called while another process holds the lock: at once, then every second. `holder` describes it,

@@ -72,6 +72,9 @@ TEST_F(PlanCli, WritesNothing) {
 // A model of characters has the text's characters, and documents end where the text says.
 TEST_F(PlanCli, ReadsTheTextWhereItMatters) {
   const std::string model = absl::StrCat("--model=", kTinyModel);
+  Write("empty.txt", "");
+  ExpectError(Plan({model, "--data=empty.txt", "--seqlen=32"}), 1, {"--data", "is empty"});
+  EXPECT_FALSE(std::filesystem::exists(Path("runs"))) << "nothing was read";
   ExpectSuccess(Plan({model, "--data=text.txt", "--seqlen=32"}));
   ExpectSuccess(Plan({model, "--data=text.txt", "--seqlen=32", "--packed"}));
   ExpectError(Plan({model, "--data=nowhere.txt", "--seqlen=32"}), 1, {"--data", "nowhere.txt"});
@@ -180,6 +183,9 @@ TEST_F(PlanCli, FilesThatAreNoPlotsAreKept) {
 TEST_F(PlanCli, RefusesOptionsByName) {
   ExpectError(Plan({"--gpus=4"}), 2, {"--gpus", "4xH200"});
   ExpectError(Plan({"--out=run"}), 2, {"out"});
+  const Result mesh = Plan({"--model=llama_1b", "--gpus=4xH200", "--dp=3"});
+  ExpectError(mesh, 2, {"--dp", "ranks, 4; got 3; give another number of ranks"});
+  EXPECT_FALSE(absl::StrContains(mesh.err, "--ranks")) << "it is an option of //train";
   ExpectError(Plan({"--fit", "--exact"}), 2, {"--fit", "--exact"});
   ExpectError(Plan({"--counts=0"}), 2, {"--counts", "at least 1"});
   EXPECT_TRUE(absl::StrContains(Plan({"--help"}).out, "--gpus_per_node"));

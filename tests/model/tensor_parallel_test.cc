@@ -331,13 +331,15 @@ TEST(TensorParallel, NormsSendOneByteAChannel) {
 
 TEST(TensorParallel, ModelsThatCannotBeSpreadAreNamed) {
   const auto message = [](ModelConfig config, int ranks) {
-    return std::string(TensorParallel::Check(config, ranks).message());
+    return std::string(TensorParallel::Check("tp", config, ranks).message());
   };
   EXPECT_EQ(message(SmallLlama(false), 4), "");
-  EXPECT_NE(message(SmallLlama(false), 3).find("4 heads (2 KV heads)"), std::string::npos);
+  EXPECT_NE(
+      message(SmallLlama(false), 3).find("tp: must be 1, 2, 4 ranks to share 4 heads (2 KV heads)"),
+      std::string::npos);
   ModelConfig config = SmallLlama(false);
   config.ffn = 18;
-  EXPECT_NE(message(config, 4).find("ffn of 18"), std::string::npos);
+  EXPECT_NE(message(config, 4).find("tp: must be a divisor of the 18 channels"), std::string::npos);
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) {
     return Transformer::Create(SmallLlama(false), DType::kFloat64, 1, kTestDevice,
                                TensorParallel(&comm, false))

@@ -275,6 +275,32 @@ TEST_F(DataCacheTest, ReadingRegistersNoDestructor) {
   EXPECT_EQ(registered, before);
 }
 
+// Also if several try at once, each gets its own error.
+TEST_F(DataCacheTest, NothingStaysOfAFileThatCannotBeMade) {
+  const DataCache cache(Path("runs/cache"));
+  const auto fails = [&] {
+    const auto file = cache.Get(
+        "key", [](const CheckedFile&) { return absl::OkStatus(); },
+        [](CheckedFileWriter*) { return absl::InvalidArgumentError("no text"); });
+    EXPECT_EQ(file.status(), absl::InvalidArgumentError("no text"));
+  };
+  for (int times = 0; times < 50; ++times) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) threads.emplace_back(fails);
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_FALSE(fs::exists(Path("runs")));
+  }
+  // Folders and files that were there before stay.
+  fs::create_directories(Path("runs/cache"));
+  fails();
+  EXPECT_TRUE(fs::is_empty(Path("runs/cache")));
+  fs::remove(Path("runs/cache"));
+  Write("runs/notes", "theirs");
+  fails();
+  EXPECT_TRUE(fs::exists(Path("runs/notes")));
+  EXPECT_FALSE(fs::exists(Path("runs/cache")));
+}
+
 TEST_F(DataCacheTest, KilledWhileItMakesOne) {
   const std::string path = WriteText("text.txt", 1 << 20);
   const auto killed_while_making = [&](const std::string& key) {

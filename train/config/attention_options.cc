@@ -150,16 +150,14 @@ absl::Status Check(const ResolvedConfig& config) {
   const int64_t heads = model.heads / model.kv_heads * kv_heads;
   const int sp = config.mesh.sequence;
   if (config.strategy == Strategy::kUlysses) {
-    const absl::Status divide = CheckHeadsDivide(heads, kv_heads, sp);
-    if (!divide.ok()) return InvalidOption("strategy", "ulysses: ", divide.message(), ", or burst");
+    return OrBurst(CheckHeadsDivide("--sp with --strategy=ulysses", heads, kv_heads, sp));
   }
   if (config.strategy != Strategy::kBurstUlysses) return absl::OkStatus();
   if (sp % config.ulysses != 0) {
     return InvalidOption("ulysses", "must be a divisor of the ", sp, " ranks of a sequence; got ",
                          config.ulysses, "; leave it out");
   }
-  const absl::Status divide = CheckHeadsDivide(heads, kv_heads, config.ulysses);
-  return divide.ok() ? divide : InvalidOption("ulysses", divide.message());
+  return CheckHeadsDivide("--ulysses", heads, kv_heads, config.ulysses);
 }
 
 }  // namespace

@@ -143,9 +143,8 @@ absl::Status Check(const ResolvedConfig& config) {
   }
   if (config.strategy != Strategy::kUlysses) return absl::OkStatus();
   const int64_t heads = model.heads / model.kv_heads * config.head_chunk;
-  const absl::Status divide = CheckHeadsDivide(heads, config.head_chunk, config.mesh.sequence);
-  if (divide.ok()) return divide;
-  return InvalidOption("head_chunk", "ulysses: ", divide.message(), ", or burst");
+  return OrBurst(CheckHeadsDivide("--sp with --strategy=ulysses and --head_chunk", heads,
+                                  config.head_chunk, config.mesh.sequence));
 }
 
 // Returns the fewest KV heads that attention can take at a time, which is the number that Ulysses

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "burst/cli/options.h"
 #include "train/config/config.h"
@@ -37,6 +38,12 @@ absl::Status CheckNumbers(const ResolvedConfig& config);
 absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
                                       std::optional<Pretrained>* pretrained,
                                       std::string* lost_folder);
+
+// Adds advice to an error of --strategy=ulysses.
+inline absl::Status OrBurst(const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), ", or --strategy=burst"));
+}
 
 // One side of a conflict: options, text, what the first option must be instead, an example, and
 // when it holds.

@@ -181,8 +181,7 @@ absl::Status CheckStages(const ResolvedConfig& config) {
 
 absl::Status CheckTensorParallel(const ResolvedConfig& config) {
   if (config.mesh.tensor == 1) return absl::OkStatus();
-  const absl::Status fits = TensorParallel::Check(config.model.WithDefaults(), config.mesh.tensor);
-  return fits.ok() ? fits : InvalidOption("tp", config.mesh.tensor, ": ", fits.message());
+  return TensorParallel::Check("--tp", config.model.WithDefaults(), config.mesh.tensor);
 }
 
 absl::Status Check(const ResolvedConfig& config) {

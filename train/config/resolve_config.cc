@@ -149,14 +149,14 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
 absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   if (config->ranks % c.pp != 0) {
     return InvalidOption("pp", "must be a divisor of the number of ranks, ", config->ranks,
-                         "; got ", c.pp, "; give other --ranks");
+                         "; got ", c.pp, "; give another number of ranks");
   }
   const int64_t tp = std::max<int64_t>(1, c.tp);
   const char* const of = c.pp > 1 ? " of a stage of --pp, " : ", ";
   int64_t ranks = config->ranks / c.pp;  // ranks of a stage
   if (ranks % tp != 0) {
     return InvalidOption("tp", "must be a divisor of the number of ranks", of, ranks, "; got ",
-                         c.tp, "; give other --ranks");
+                         c.tp, "; give another number of ranks");
   }
   ranks /= tp;
   const int64_t sp = c.sp != -1 ? c.sp : c.dp != -1 ? ranks / c.dp : ranks;
@@ -167,7 +167,7 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
         c.dp != -1 ? "dp" : "sp",
         both ? absl::StrCat("must be, times --sp=", sp, ",") : "must be a divisor of",
         " the number of ranks", tp > 1 ? " by --tp" : "", of, ranks, "; got ",
-        c.dp != -1 ? c.dp : c.sp, "; give other --ranks, or leave one out");
+        c.dp != -1 ? c.dp : c.sp, "; give another number of ranks, or leave one out");
   }
   if (c.batch % dp != 0) {
     return InvalidOption("batch", "must be a multiple of --dp=", dp,

@@ -15,7 +15,6 @@
 #include "absl/strings/str_format.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
-#include "burst/cli/file_lock.h"
 #include "train/data/progress.h"
 
 namespace burst {
@@ -83,22 +82,43 @@ absl::StatusOr<std::unique_ptr<const CheckedFile>> DataCache::Get(absl::string_v
   if (file.ok()) return file;
   if (!to_make(file.status())) return InFolder(file.status());
 
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  if (error) {
-    return InFolder(absl::InternalError(
-        absl::StrCat("cannot make the folder ", folder_, ": ", error.message())));
-  }
-  absl::StatusOr<FileLock> lock = FileLock::Acquire(Path(name, kLock), SayWhoIsWaitedFor(path));
-  if (!lock.ok()) return InFolder(lock.status());
+  std::vector<std::string> made;
+  BURST_ASSIGN_OR_RETURN(const FileLock lock, Lock(name, &made));
   file = open();  // another process may have made it
   if (file.ok()) return file;
   if (!to_make(file.status())) return InFolder(file.status());
-  BURST_RETURN_IF_ERROR(MakeFile(name, make));
+  const absl::Status status = MakeFile(name, make);
+  if (!status.ok()) {
+    std::error_code error;  // a folder that holds another file stays
+    fs::remove(Path(name, kLock), error);
+    for (const std::string& folder : made) fs::remove(folder, error);
+    return status;
+  }
   RemoveOldest();
   file = open();
   if (!file.ok()) return InFolder(file.status());
   return file;
+}
+
+// Locks a name, and appends the folders that it makes, the inner ones first. Meanwhile a process
+// that could not make the file may remove the lock's file and the folder.
+absl::StatusOr<FileLock> DataCache::Lock(const std::string& name,
+                                         std::vector<std::string>* made) const {
+  while (true) {
+    std::error_code error;
+    for (fs::path at = folder_; !at.empty() && !fs::exists(at, error); at = at.parent_path()) {
+      made->push_back(at.string());
+    }
+    fs::create_directories(folder_, error);
+    if (error) {
+      return InFolder(absl::InternalError(
+          absl::StrCat("cannot make the folder ", folder_, ": ", error.message())));
+    }
+    const std::string path = Path(name, kLock);
+    absl::StatusOr<FileLock> lock = FileLock::Acquire(path, SayWhoIsWaitedFor(Path(name, kSuffix)));
+    if (lock.ok() && lock->CheckStillThere().ok()) return lock;
+    if (!lock.ok() && !absl::IsNotFound(lock.status())) return InFolder(lock.status());
+  }
 }
 
 // Makes the file. The caller holds the lock of the name.

@@ -9,10 +9,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "burst/cli/file_lock.h"
 #include "train/data/checked_file.h"
 
 namespace burst {
@@ -34,11 +36,13 @@ class DataCache {
   using Check = std::function<absl::Status(const CheckedFile& file)>;
 
   // Returns the file of this key, which names all inputs of its content. Makes a missing file on
-  // all cores. Any number of processes and hosts may call it at once.
+  // all cores. Any number of processes and hosts may call it at once. If the file cannot be made,
+  // new folders are removed.
   absl::StatusOr<std::unique_ptr<const CheckedFile>> Get(absl::string_view key, const Check& check,
                                                          const Make& make) const;
 
  private:
+  absl::StatusOr<FileLock> Lock(const std::string& name, std::vector<std::string>* made) const;
   absl::Status MakeFile(const std::string& name, const Make& make) const;
   void RemoveLeftovers(const std::string& name) const;
   void RemoveOldest() const;
