@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/subprocess.h"
 #include "tests/train/tokenizer_fixture.h"
 
@@ -178,6 +179,24 @@ TEST_P(DocumentEncoderTest, AWordOfManyPieces) {
   const auto encoded = Encode(tokenizer, {DocumentsAre::kFiles, {}}, 1 << 16);
   ASSERT_TRUE(encoded.ok()) << encoded.status();
   EXPECT_EQ(encoded->tokens, TokensOf(tokenizer, text));
+}
+
+// A text without cuts is searched for one once, not once for each of its many pieces.
+TEST_F(DocumentEncoderTest, ATextWithoutCutsTakesTheTimeOfItsLength) {
+  nlohmann::json json = nlohmann::json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+  json["added_tokens"] = {{{"id", 400}, {"content", std::string(32, '\n')}, {"special", true}}};
+  const std::string path = testing::TempDir() + "/tokenizer.json";
+  std::ofstream(path) << json.dump();
+  const auto tokenizer = Tokenizer::Load(path);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::string text = "a" + std::string(1 << 20, '\n') + "b";
+  Write("text", text);
+  const ScopedThreadPool pool(3);
+  const clock_t begin = clock();
+  const auto encoded = Encode(*tokenizer, {DocumentsAre::kFiles, {}}, 1 << 11);
+  EXPECT_LT(clock() - begin, 2 * kSlowdown * CLOCKS_PER_SEC);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  EXPECT_EQ(encoded->tokens, TokensOf(*tokenizer, text));
 }
 
 // A document starts with the token that holds its first character that is not blank.

@@ -23,7 +23,8 @@ namespace {
 struct Piece {
   const SourceFile* file = nullptr;
   int64_t begin = 0, end = 0;
-  PieceLines lines;  // lines from cut to cut
+  int64_t first_cut = -1;  // the one at or after `begin`, if it is known
+  PieceLines lines;        // lines from cut to cut
 };
 
 // The tokens of a piece, computed without knowing where the pieces before it ended.
@@ -56,7 +57,8 @@ class DocumentEncoder {
         step_(std::min(piece_bytes, kStep)) {
     for (const SourceFile& file : sources.files) {
       for (int64_t begin = 0; begin < file.identity.bytes; begin += piece_bytes) {
-        pieces_.push_back({&file, begin, std::min(begin + piece_bytes, file.identity.bytes), {}});
+        pieces_.push_back(
+            {&file, begin, std::min(begin + piece_bytes, file.identity.bytes), -1, {}});
       }
     }
   }
@@ -74,9 +76,15 @@ class DocumentEncoder {
   absl::StatusOr<std::string> Read(const SourceFile& file, int64_t begin, int64_t end,
                                    Worker* worker) const;
   absl::StatusOr<int64_t> Cut(const SourceFile& file, int64_t at, Worker* worker) const;
-  absl::Status Survey(Piece* piece, Worker* worker);
-  absl::StatusOr<Result> EncodeText(const Piece& piece, int64_t begin, const LineState& state,
-                                    Worker* worker) const;
+  absl::StatusOr<int64_t> FirstCut(int64_t number, Worker* worker);
+  // Returns the first cut of the next piece, or the end of the file.
+  absl::StatusOr<int64_t> LastCut(int64_t number, Worker* worker) {
+    const Piece& piece = pieces_[number];
+    return piece.end == piece.file->identity.bytes ? piece.end : FirstCut(number + 1, worker);
+  }
+  absl::Status Survey(int64_t number, Worker* worker);
+  absl::StatusOr<Result> EncodeText(int64_t number, int64_t begin, const LineState& state,
+                                    Worker* worker);
 
   const Sources& sources_;
   const Tokenizer& tokenizer_;
@@ -84,6 +92,7 @@ class DocumentEncoder {
   Progress* const progress_;
   const int64_t before_, step_;
   std::vector<Piece> pieces_;  // in order
+  std::mutex cuts_mutex_;      // guards Piece::first_cut; taken last
   std::mutex mutex_;           // guards the fields below
   std::condition_variable turn_;
   int64_t next_ = 0;  // the piece whose turn it is
@@ -139,24 +148,40 @@ absl::StatusOr<int64_t> DocumentEncoder::Cut(const SourceFile& file, int64_t at,
   return file.identity.bytes;
 }
 
-absl::Status DocumentEncoder::Survey(Piece* piece, Worker* worker) {
-  BURST_ASSIGN_OR_RETURN(const int64_t begin, Cut(*piece->file, piece->begin, worker));
-  BURST_ASSIGN_OR_RETURN(const int64_t end, Cut(*piece->file, piece->end, worker));
-  BURST_ASSIGN_OR_RETURN(const std::string text, Read(*piece->file, begin, end, worker));
+// Returns the first cut of a piece. A text without cuts is not searched again for each piece of it.
+absl::StatusOr<int64_t> DocumentEncoder::FirstCut(int64_t number, Worker* worker) {
+  Piece& piece = pieces_[number];
+  {
+    const std::lock_guard<std::mutex> lock(cuts_mutex_);
+    if (piece.begin > 0 && pieces_[number - 1].first_cut >= piece.begin) {
+      piece.first_cut = pieces_[number - 1].first_cut;
+    }
+    if (piece.first_cut >= 0) return piece.first_cut;
+  }
+  BURST_ASSIGN_OR_RETURN(const int64_t cut, Cut(*piece.file, piece.begin, worker));
+  const std::lock_guard<std::mutex> lock(cuts_mutex_);
+  return piece.first_cut = cut;
+}
+
+absl::Status DocumentEncoder::Survey(int64_t number, Worker* worker) {
+  Piece& piece = pieces_[number];
+  BURST_ASSIGN_OR_RETURN(const int64_t begin, FirstCut(number, worker));
+  BURST_ASSIGN_OR_RETURN(const int64_t end, LastCut(number, worker));
+  BURST_ASSIGN_OR_RETURN(const std::string text, Read(*piece.file, begin, end, worker));
   int64_t at = 0;
-  for (char c : text) piece->lines.Next(static_cast<unsigned char>(c), at++);
+  for (char c : text) piece.lines.Next(static_cast<unsigned char>(c), at++);
   return absl::OkStatus();
 }
 
 // Returns the tokens that begin between the cuts of a piece. `begin` is where a piece of text is
 // known to end, in bytes of normalized text from the first cut. With -1, the function finds it by
 // beginning earlier. `state` is the state before the first cut.
-absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t begin,
-                                                   const LineState& state, Worker* worker) const {
-  const SourceFile& file = *piece.file;
+absl::StatusOr<Result> DocumentEncoder::EncodeText(int64_t number, int64_t begin,
+                                                   const LineState& state, Worker* worker) {
+  const SourceFile& file = *pieces_[number].file;
   const bool early = begin < 0;
-  BURST_ASSIGN_OR_RETURN(const int64_t first, Cut(file, piece.begin, worker));
-  BURST_ASSIGN_OR_RETURN(const int64_t last, Cut(file, piece.end, worker));
+  BURST_ASSIGN_OR_RETURN(const int64_t first, FirstCut(number, worker));
+  BURST_ASSIGN_OR_RETURN(const int64_t last, LastCut(number, worker));
   FormedText text;  // each part is formed by itself
   const auto append = [&](int64_t from, int64_t to) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const std::string bytes, Read(file, from, to, worker));
@@ -215,7 +240,7 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
 
   // The positions where documents start.
   std::vector<int64_t>& starts = result.encoded.starts;
-  if (piece.begin == 0) starts.push_back(0);
+  if (pieces_[number].begin == 0) starts.push_back(0);
   if (format_.documents != DocumentsAre::kBlankLines) return result;
   LineState lines = state;
   const auto next_line = [&](int64_t at) {
@@ -237,8 +262,8 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
 absl::Status DocumentEncoder::Run(const std::function<absl::Status(const EncodedPiece&)>& sink) {
   std::vector<LineState> states(pieces_.size());  // the state before each piece
   if (format_.documents == DocumentsAre::kBlankLines) {
-    BURST_RETURN_IF_ERROR(ForEachPiece(
-        [&](int64_t number, Worker& worker) { return Survey(&pieces_[number], &worker); }));
+    BURST_RETURN_IF_ERROR(
+        ForEachPiece([&](int64_t number, Worker& worker) { return Survey(number, &worker); }));
     for (size_t i = 1; i < pieces_.size(); ++i) {
       if (pieces_[i].begin > 0) states[i] = pieces_[i - 1].lines.After(states[i - 1], 0);
     }
@@ -247,12 +272,12 @@ absl::Status DocumentEncoder::Run(const std::function<absl::Status(const Encoded
     const Piece& piece = pieces_[number];
     const LineState& state = states[number];
     const int64_t known = piece.begin == 0 ? 0 : -1;
-    BURST_ASSIGN_OR_RETURN(Result result, EncodeText(piece, known, state, &worker));
+    BURST_ASSIGN_OR_RETURN(Result result, EncodeText(number, known, state, &worker));
     std::unique_lock<std::mutex> lock(mutex_);
     turn_.wait(lock, [&] { return next_ == number || stopped_; });
     if (stopped_) return absl::OkStatus();
     if (piece.begin > 0 && result.begin != end_) {
-      BURST_ASSIGN_OR_RETURN(result, EncodeText(piece, end_, state, &worker));
+      BURST_ASSIGN_OR_RETURN(result, EncodeText(number, end_, state, &worker));
     }
     end_ = result.end;
     BURST_RETURN_IF_ERROR(sink(result.encoded));

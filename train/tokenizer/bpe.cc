@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
-#include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "train/data/utf8.h"
@@ -119,47 +119,68 @@ void BpeMerger::MergeShort(absl::string_view piece, std::vector<int32_t>* tokens
   tokens->insert(tokens->end(), symbols_.begin(), symbols_.end());
 }
 
-// Merges a long piece of n symbols in n log n steps, with the pairs in a queue.
+// Merges a long piece of n symbols in at most n log n steps. Each rank has a list of its pairs,
+// which are almost always in order. A merge makes no pair of a rank that is being merged, because
+// the merged token is longer than the tokens of such a pair.
 void BpeMerger::MergeLong(absl::string_view piece, std::vector<int32_t>* tokens) {
   struct Symbol {
-    int32_t token;  // -1 if it was merged into the one before
+    int32_t token;
+    BpeVocabulary::Result result;  // the merge with the symbol after it, if there is one
     int64_t before, after;
   };
   symbols_.clear();
   vocabulary_.AppendSymbols(piece, &symbols_);
   const int64_t n = static_cast<int64_t>(symbols_.size());
   std::vector<Symbol> symbols(n);
-  for (int64_t i = 0; i < n; ++i) symbols[i] = {symbols_[i], i - 1, i + 1};
+  for (int64_t i = 0; i < n; ++i) symbols[i] = {symbols_[i], {}, i - 1, i + 1};
   struct Pair {
-    uint32_t rank;
-    int64_t place;
-    int32_t left, right, merged;
-    bool operator>(const Pair& other) const {
-      return std::tie(rank, place) > std::tie(other.rank, other.place);
-    }
+    int64_t place, next;  // the place of its left symbol; the pair that was added before it
   };
-  std::priority_queue<Pair, std::vector<Pair>, std::greater<>> queue;
+  std::vector<Pair> pairs;
+  absl::flat_hash_map<uint32_t, int64_t> last_pairs;  // by ranks that are in `ranks`
+  std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> ranks;
   const auto offer = [&](int64_t i) {
-    if (i < 0 || symbols[i].after >= n) return;
-    const int32_t left = symbols[i].token, right = symbols[symbols[i].after].token;
-    const BpeVocabulary::Result result = vocabulary_.Merge(left, right);
-    if (result.token >= 0) queue.push({result.rank, i, left, right, result.token});
+    if (i < 0) return;
+    Symbol& symbol = symbols[i];
+    symbol.result = {};
+    if (symbol.after >= n) return;
+    symbol.result = vocabulary_.Merge(symbol.token, symbols[symbol.after].token);
+    if (symbol.result.token < 0) return;
+    const auto [last, is_new] = last_pairs.try_emplace(symbol.result.rank, -1);
+    if (is_new) ranks.push(symbol.result.rank);
+    pairs.push_back({i, std::exchange(last->second, static_cast<int64_t>(pairs.size()))});
   };
   for (int64_t i = 0; i < n; ++i) offer(i);
-  while (!queue.empty()) {
-    const Pair pair = queue.top();
-    queue.pop();
-    Symbol& symbol = symbols[pair.place];
+  // The ranks that are being merged, the lowest one last, and the beginnings of their places. The
+  // places are in decreasing order.
+  std::vector<std::pair<uint32_t, size_t>> merging;
+  std::vector<int64_t> places;
+  while (true) {
+    while (!merging.empty() && places.size() == merging.back().second) merging.pop_back();
+    if (!ranks.empty() && (merging.empty() || ranks.top() < merging.back().first)) {
+      const auto last = last_pairs.find(ranks.top());
+      merging.emplace_back(ranks.top(), places.size());
+      ranks.pop();
+      for (int64_t i = last->second; i >= 0; i = pairs[i].next) places.push_back(pairs[i].place);
+      last_pairs.erase(last);
+      const auto begin = places.begin() + merging.back().second;
+      if (!std::is_sorted(begin, places.end(), std::greater<>())) {
+        std::sort(begin, places.end(), std::greater<>());
+      }
+    }
+    if (merging.empty()) break;
+    const int64_t place = places.back();
+    places.pop_back();
+    Symbol& symbol = symbols[place];
     // One of the two may have been merged with another one since.
-    if (symbol.token != pair.left || symbol.after >= n) continue;
+    if (symbol.result.rank != merging.back().first) continue;
     Symbol& next = symbols[symbol.after];
-    if (next.token != pair.right) continue;
-    symbol.token = pair.merged;
-    next.token = -1;
+    symbol.token = symbol.result.token;
+    next.result = {};
     symbol.after = next.after;
-    if (next.after < n) symbols[next.after].before = pair.place;
+    if (next.after < n) symbols[next.after].before = place;
     offer(symbol.before);
-    offer(pair.place);
+    offer(place);
   }
   for (int64_t i = 0; i < n; i = symbols[i].after) tokens->push_back(symbols[i].token);
 }
