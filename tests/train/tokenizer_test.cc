@@ -2,15 +2,22 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "tests/testing/subprocess.h"
+#include "tests/train/tokenizer_fixture.h"
 #include "train/huggingface/export_tokenizer.h"
 
 namespace burst {
 namespace {
+
+using Json = nlohmann::json;
 
 std::vector<int32_t> Encode(const Tokenizer& tokenizer, absl::string_view text) {
   std::vector<int32_t> tokens;
@@ -112,6 +119,64 @@ TEST(Tokenizer, JsonRoundTrip) {
                           "{\"kind\":\"char\",\"end_of_text\":false,\"code_points\":[55296]}",
                           "{\"kind\":\"char\",\"end_of_text\":0,\"code_points\":[1]}"}) {
     EXPECT_FALSE(Tokenizer::FromJson(bad).ok()) << bad;
+  }
+}
+
+// AutoTokenizer of transformers gave the expected tokens for the same folders.
+TEST(Tokenizer, TheFlagsOfTokenizerConfigWin) {
+  const auto token = [](const char* text, const Json& changes = Json::object()) {
+    Json json = {{"content", text}, {"single_word", false}, {"lstrip", false},
+                 {"rstrip", false}, {"normalized", false},  {"special", true}};
+    json.update(changes);
+    return json;
+  };
+  const auto with_id = [](Json json, int id) {
+    json["id"] = id;
+    return json;
+  };
+  const std::string folder = FreshTestFolder();
+  const auto load = [&](const Json& a, const Json& decoder) {
+    Json json = Json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+    json["added_tokens"] = {with_id(a, 400)};
+    std::ofstream(folder + "/tokenizer.json") << json.dump();
+    std::ofstream(folder + "/tokenizer_config.json") << Json{{"added_tokens_decoder", decoder}};
+    return Tokenizer::Load(folder);
+  };
+  const auto tokens = [&](const Json& a, const Json& decoder, Specials specials) {
+    const auto tokenizer = load(a, decoder);
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return tokenizer.ok() ? TokensOf(*tokenizer, "o <|a|> the<|b|>", specials)
+                          : std::vector<int32_t>();
+  };
+  const Json a = token("<|a|>"), b = token("<|b|>"), strips = token("<|a|>", {{"lstrip", true}}),
+             text = token("<|a|>", {{"special", false}});
+  using Tokens = std::vector<int32_t>;
+  const Tokens as_is = {78, 220, 400, 266, 401}, stripped = {78, 400, 266, 401};
+  EXPECT_EQ(tokens(a, {{"400", a}, {"401", b}}, Specials::kAreTokens), as_is);
+  EXPECT_EQ(tokens(a, {{"400", strips}, {"401", b}}, Specials::kAreTokens), stripped);
+  EXPECT_EQ(tokens(strips, {{"400", a}, {"401", b}}, Specials::kAreTokens), as_is);
+  EXPECT_EQ(tokens(strips, {{"401", b}}, Specials::kAreTokens), stripped);
+  const Json few = {{"content", "<|a|>"}, {"lstrip", true}};
+  EXPECT_EQ(tokens(a, {{"400", few}, {"401", b}}, Specials::kAreTokens), stripped);
+  // A token is special if one of the files says so.
+  const auto is_text = [&](const Json& one, const Json& other) {
+    const Tokens found = tokens(one, {{"400", other}}, Specials::kAreText);
+    return std::count(found.begin(), found.end(), 400) == 0;
+  };
+  EXPECT_TRUE(is_text(a, text));
+  EXPECT_TRUE(is_text(text, a));
+  EXPECT_FALSE(is_text(text, text));
+  // Flags and ids that a tokenizer cannot have are refused by name.
+  const std::pair<Json, const char*> refused[] = {
+      {{{"400", token("<|a|>", {{"single_word", true}})}}, "single_word is not supported"},
+      {{{"405", a}}, "must have the id of tokenizer.json, 400; got 405"},
+      {{{"x", a}}, "has no id or no content"},
+      {{{"400", token("<|a|>", {{"lstrip", 1}})}}, "lstrip must be true or false"}};
+  for (const auto& [decoder, message] : refused) {
+    const absl::Status status = load(a, decoder).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), "tokenizer_config.json: added_tokens_decoder"))
+        << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), message)) << status;
   }
 }
 

@@ -178,8 +178,20 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
   const auto named = [](const std::string& file, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
   };
+  const bool is_folder = fs::is_directory(path, error);
+  const auto of_json = [&](const std::string& file, std::string json) -> absl::StatusOr<Tokenizer> {
+    const std::string config = in_folder("tokenizer_config.json");
+    if (is_folder && fs::exists(config, error)) {
+      BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(config, kMaxTokenizerBytes));
+      absl::StatusOr<std::string> merged = WithTokensOfConfig(std::move(json), text);
+      if (!merged.ok()) return named(config, merged.status());
+      json = *std::move(merged);
+    }
+    absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(std::move(json));
+    return tokenizer.ok() ? tokenizer : named(file, tokenizer.status());
+  };
   std::string file = path;
-  if (fs::is_directory(path, error)) {
+  if (is_folder) {
     constexpr const char* kGpt2Files[][2] = {{"encoder.json", "vocab.bpe"},
                                              {"vocab.json", "merges.txt"}};
     file = in_folder("tokenizer.model");
@@ -192,11 +204,9 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
       BURST_ASSIGN_OR_RETURN(const std::string merges_text, ReadFile(merges, kMaxTokenizerBytes));
       BURST_ASSIGN_OR_RETURN(std::string json,
                              TokenizerJsonOfGpt2(encoder, encoder_text, merges, merges_text));
-      absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(std::move(json));
-      if (!tokenizer.ok()) {
-        return named(absl::StrCat(encoder, " with ", names[1]), tokenizer.status());
-      }
-      BURST_RETURN_IF_ERROR(CheckHasAdded(path, tokenizer->vocab()));
+      BURST_ASSIGN_OR_RETURN(Tokenizer tokenizer,
+                             of_json(absl::StrCat(encoder, " with ", names[1]), std::move(json)));
+      BURST_RETURN_IF_ERROR(CheckHasAdded(path, tokenizer.vocab()));
       return tokenizer;
     }
     if (!fs::exists(file, error)) {
@@ -213,11 +223,10 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     if (!json.ok()) return named(file, json.status());
     return OfTokenizerJson(*std::move(json));
   }
-  absl::StatusOr<Tokenizer> tokenizer = is_json || !absl::EndsWith(file, ".model")
-                                            ? OfTokenizerJson(std::move(text))
-                                            : OfTokenizerModel(std::move(text));
+  if (is_json || !absl::EndsWith(file, ".model")) return of_json(file, std::move(text));
+  absl::StatusOr<Tokenizer> tokenizer = OfTokenizerModel(std::move(text));
   if (!tokenizer.ok()) return named(file, tokenizer.status());
-  if (tokenizer->kind() != Kind::kSentencePiece || file == path) return tokenizer;
+  if (!is_folder) return tokenizer;
   // Tokens that were added to the model later are in other files of the folder.
   const std::string json_file = in_folder("tokenizer.json");
   if (!fs::exists(json_file, error)) {
@@ -226,9 +235,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
   }
   BURST_ASSIGN_OR_RETURN(text, ReadFile(json_file, kMaxTokenizerBytes));
   if (!HasAddedBeyond(text, tokenizer->vocab())) return tokenizer;
-  tokenizer = OfTokenizerJson(std::move(text));
-  if (!tokenizer.ok()) return named(json_file, tokenizer.status());
-  return tokenizer;
+  return of_json(json_file, std::move(text));
 }
 
 const char* Tokenizer::name() const {

@@ -1,6 +1,7 @@
 #include "train/tokenizer/bpe_file.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -250,6 +251,54 @@ class Reader {
 }  // namespace
 
 absl::StatusOr<BpeFile> ParseTokenizerJson(absl::string_view text) { return Reader().Read(text); }
+
+absl::StatusOr<std::string> WithTokensOfConfig(std::string tokenizer_json,
+                                               absl::string_view tokenizer_config) {
+  const Json config = ParseJson(tokenizer_config).value_or(Json());
+  const Json& decoder = Get(config, "added_tokens_decoder");
+  Json json = ParseJson(tokenizer_json).value_or(Json());
+  if (decoder.is_null() || !json.is_object()) return tokenizer_json;
+  if (!decoder.is_object()) return InvalidField("added_tokens_decoder must be an object");
+  Json& added = json["added_tokens"];
+  if (added.is_null()) added = Json::array();
+  absl::flat_hash_map<std::string, size_t> places;
+  for (const Json& token : added) {
+    const Json& content = Get(token, "content");
+    if (content.is_string()) places.emplace(content.get<std::string>(), places.size());
+  }
+  if (places.size() != added.size()) return tokenizer_json;  // reading it names the error
+  std::map<int32_t, const Json*> given;
+  for (const auto& [key, token] : decoder.items()) {
+    int32_t id = 0;
+    if (!absl::SimpleAtoi(key, &id) || !Get(token, "content").is_string()) {
+      return InvalidField("added_tokens_decoder: ", Shown(key), " has no id or no content");
+    }
+    given[id] = &token;
+  }
+  bool changed = false;
+  for (const auto& [id, flags] : given) {
+    const std::string content = Get(*flags, "content");
+    const std::string of = absl::StrCat("added_tokens_decoder: ", Shown(content));
+    const auto [place, is_new] = places.emplace(content, added.size());
+    if (is_new) added.push_back({{"id", id}, {"content", content}});
+    Json& token = added[place->second];
+    if (Get(token, "id") != id) {
+      return InvalidField(of, " must have the id of tokenizer.json, ", Get(token, "id").dump(),
+                          "; got ", id, "; save the folder with transformers");
+    }
+    const Json before = token;
+    for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
+      BURST_ASSIGN_OR_RETURN(token[flag], GetBool(*flags, flag, false, of));
+    }
+    if (token["single_word"] == true) return InvalidField(of, ": single_word is not supported");
+    BURST_ASSIGN_OR_RETURN(const bool special, GetBool(*flags, "special", false, of));
+    BURST_ASSIGN_OR_RETURN(const bool was_special, GetBool(before, "special", false, of));
+    token["special"] = special || was_special;
+    BURST_ASSIGN_OR_RETURN(token["normalized"], GetBool(*flags, "normalized", !special, of));
+    changed |= token != before;
+  }
+  return changed ? json.dump() : tokenizer_json;
+}
 
 absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,
                                                 absl::string_view encoder,

@@ -42,6 +42,13 @@ struct BpeFile {
 // Parses a tokenizer.json. InvalidArgument names the field that is wrong or not supported.
 absl::StatusOr<BpeFile> ParseTokenizerJson(absl::string_view text);
 
+// Returns a tokenizer.json with the tokens and flags of added_tokens_decoder in its folder's
+// tokenizer_config.json, which win in AutoTokenizer of transformers. A token stays special if one
+// of the files says so. InvalidArgument names the token that would get another id there, or has a
+// flag that is not supported.
+absl::StatusOr<std::string> WithTokensOfConfig(std::string tokenizer_json,
+                                               absl::string_view tokenizer_config);
+
 // Returns GPT-2's two files as the text of a tokenizer.json. Errors name `encoder_path` or
 // `merges_path`.
 absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,
