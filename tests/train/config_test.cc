@@ -384,6 +384,19 @@ TEST(TrainConfig, ResumeOnAnotherMeshDropsTheRunsRanks) {
     ASSERT_TRUE(resumed.ok()) << mesh.given[0] << ": " << resumed.status();
     EXPECT_EQ(resumed->ranks, mesh.ranks) << mesh.given[0];
   }
+  // A mesh that agrees with the run's --ranks keeps them.
+  const auto wide = Resolve({"--ranks=4", "--model=llama_tiny"});
+  ASSERT_TRUE(wide.ok()) << wide.status();
+  const std::string other = testing::TempDir() + "/wide";
+  std::filesystem::create_directories(other);
+  Write("wide/config.json", wide->ToJson());
+  const auto two_by_two = Resolve({"--dp=2", "--resume", "--out=" + other});
+  ASSERT_TRUE(two_by_two.ok()) << two_by_two.status();
+  EXPECT_EQ(two_by_two->ranks, 4);
+  EXPECT_EQ(two_by_two->mesh.sequence, 2);
+  const auto automatic = Resolve({"--ranks=-1", "--resume", "--out=" + other});
+  ASSERT_TRUE(automatic.ok()) << automatic.status();
+  EXPECT_EQ(automatic->ranks, 2);
   // The --ranks that are given now must agree, and those of the run if no mesh is given.
   EXPECT_FALSE(resume({"--ranks=3", "--sp=2"}).ok());
   EXPECT_FALSE(resume({"--dp=2"}, 2).ok());

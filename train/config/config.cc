@@ -37,13 +37,13 @@ absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {
       return absl::FailedPreconditionError(
           absl::StrCat("--resume: ", out, " holds no run to continue: ", status.message()));
     }
-    // A mesh that is given now says how many ranks there are. The run's --ranks would contradict.
-    TrainConfig given;
-    OptionTable table = TrainOptions(&given);
-    BURST_RETURN_IF_ERROR(read_given(&table));
-    if (given.SaysMesh()) config.ranks = -1;
   }
   BURST_RETURN_IF_ERROR(read_given(&options));
+  TrainConfig defaults;
+  OptionTable given = TrainOptions(&defaults);
+  BURST_RETURN_IF_ERROR(read_given(&given));
+  // A mesh that contradicts the run's --ranks says how many ranks there are.
+  if (!given.Named("ranks") && !config.MeshMayHave(config.ranks)) config.ranks = -1;
   return config;
 }
 

@@ -7,6 +7,7 @@
 // in the file of its group, NAME_options.cc, with its conflicts.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -182,6 +183,13 @@ struct TrainConfig : PlainOptions {
 
   // Returns whether an option of the mesh says how many ranks there are.
   bool SaysMesh() const { return dp != -1 || sp != -1 || tp != -1 || pp > 1; }
+  // Returns the ranks that these options say: all of them, or a divisor of their number.
+  int64_t MeshRanks() const {
+    return std::max<int64_t>(1, dp) * pp * std::max<int64_t>(1, sp) * std::max<int64_t>(1, tp);
+  }
+  bool MeshMayHave(int64_t number) const {
+    return dp != -1 && sp != -1 ? number == MeshRanks() : number % MeshRanks() == 0;
+  }
 };
 
 // Returns the names in --ignore_fields.
@@ -191,8 +199,8 @@ std::vector<std::string> IgnoredFields(const TrainConfig& config);
 OptionTable TrainOptions(TrainConfig* config);
 
 // Reads the options. The command line wins over the --config file, the file over the configuration
-// of the run in --out (with --resume), and that over the defaults. A mesh that is given drops the
-// --ranks of the run.
+// of the run in --out (with --resume), and that over the defaults. A mesh that contradicts the
+// --ranks of the run drops them.
 absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv);
 
 std::string TrainHelp();

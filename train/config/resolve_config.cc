@@ -124,8 +124,7 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
     const bool cuda = config->device == DeviceType::kCuda;
     if (c.ranks == -1) config->ranks = cuda || c.strategy == Strategy::kSingle ? 1 : 2;
     if (c.ranks == -1 && c.SaysMesh()) {
-      config->ranks = static_cast<int>(std::max<int64_t>(1, c.dp) * c.pp *
-                                       std::max<int64_t>(1, c.sp) * std::max<int64_t>(1, c.tp));
+      config->ranks = static_cast<int>(c.MeshRanks());
     }
     if (cuda && config->ranks > launch.gpus) {
       return InvalidOption("ranks", "must be at most the ", launch.gpus,
