@@ -37,7 +37,7 @@ class DataCache {
 
   // Returns the file of this key, which names all inputs of its content. Makes a missing file on
   // all cores. Any number of processes and hosts may call it at once. If the file cannot be made,
-  // new folders are removed.
+  // it removes the folders that it made, unless another process uses them.
   absl::StatusOr<std::unique_ptr<const CheckedFile>> Get(absl::string_view key, const Check& check,
                                                          const Make& make) const;
 
