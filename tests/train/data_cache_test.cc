@@ -286,7 +286,7 @@ TEST_F(DataCacheTest, NothingStaysOfAFileThatCannotBeMade) {
   };
   fails();
   EXPECT_FALSE(fs::exists(Path("runs")));
-  // Of several that fail at once, one may leave the folders of another one, but no file.
+  // If several fail at once, one may leave the folders of another one, but no file.
   for (int times = 0; times < 50; ++times) {
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) threads.emplace_back(fails);
