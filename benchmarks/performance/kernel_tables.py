@@ -1,32 +1,7 @@
 """The tables of the attention kernels on one GPU: each function returns headers and rows."""
 
 from cells import number, ratio
-from results import backward_h200, forward_h200, load, one, shape
-
-KERNELS_H200 = (
-    ("D=128, full, 8K", shape(8192, 128, "full")),
-    ("D=128, full, 16K", shape(16384, 128, "full")),
-    ("D=128, causal, 8K", shape(8192, 128, "causal")),
-    ("D=128, causal, 16K", shape(16384, 128, "causal")),
-    ("D=64, full, 8K", shape(8192, 64, "full")),
-    ("D=64, full, 16K", shape(16384, 64, "full")),
-    ("D=64, causal, 8K", shape(8192, 64, "causal")),
-    ("D=64, causal, 16K", shape(16384, 64, "causal")),
-    ("D=96, full, 16K, 16 heads", shape(16384, 96, "full", 16)),
-    ("D=96, causal, 16K, 16 heads", shape(16384, 96, "causal", 16)),
-    ("D=192, full, 16K, 16 heads", shape(16384, 192, "full", 16)),
-    ("D=192, causal, 16K, 16 heads", shape(16384, 192, "causal", 16)),
-    ("D=256, full, 16K, 16 heads", shape(16384, 256, "full", 16)),
-    ("D=256, causal, 16K, 16 heads", shape(16384, 256, "causal", 16)),
-    ("D=128, full, 16K, 64 heads on 8", shape(16384, 128, "full", 64, 8)),
-    ("D=128, causal, 16K, 64 heads on 8", shape(16384, 128, "causal", 64, 8)),
-    ("D=128, causal, 16K, 16 heads on 8", shape(16384, 128, "causal", 16, 8)),
-    ("D=64, causal, 64 x 1,024, 12 heads (GPT-2)", shape(1024, 64, "causal", 12, batch=64)),
-    ("D=128, causal, 16 x 2,048", shape(2048, 128, "causal", batch=16)),
-    ("D=128, causal, 16 x 512", shape(512, 128, "causal", batch=16)),
-    ("D=128, documents of 512 to 16K, 64K in all", shape(65536, 128, "docs")),
-    ("D=128, window of 4,096 in 64K", shape(65536, 128, "window")),
-)
+from results import load, one
 
 # The rows of docs/performance.md: name, and (batch, tokens, heads, KV heads, head_dim, value_dim, mask).
 KERNELS = (
@@ -72,29 +47,6 @@ def kernels():
         rows.append(cells)
     return ["shape", "forward, TFLOP/s", "to the fastest peer", "backward, TFLOP/s", "to the fastest peer",
             "free backward, TFLOP/s", "to the fastest peer"], rows
-
-
-def kernels_all():
-    """The Hopper kernels on one H200, in bf16, with 32 heads unless said otherwise."""
-    rows = []
-    for name, wanted in KERNELS_H200:
-        forward = forward_h200(wanted)
-        default, free = backward_h200(wanted, True), backward_h200(wanted, False)
-        rows.append([name, number(forward[0]), ratio(forward[0], forward[1]), ratio(forward[0], forward[2]),
-                     number(default[0]), ratio(default[0], default[1]), ratio(default[0], default[2]),
-                     number(free[0]), ratio(free[0], free[1])])
-    return ["shape", "forward, TFLOP/s", "to FA3", "to cuDNN", "backward, TFLOP/s", "to FA3", "to cuDNN",
-            "free backward, TFLOP/s", "to FA3"], rows
-
-
-def kernels_grouped():
-    """The backward of grouped heads in the default, fixed order, one H200, D=128, causal."""
-    rows = []
-    for row in load("backward_splits_h200")["rows"]:
-        if row["deterministic"] and row["head_dim"] == 128 and row["mask"] == "causal" and row["heads"] != row["kv_heads"]:
-            rows.append(["%d on %d" % (row["heads"], row["kv_heads"]), "%d x %s" % (row["batch"], number(row["tokens"])),
-                         number(row["after"]), ratio(row["after"], row["fa3"])])
-    return ["heads", "batch", "backward, TFLOP/s", "to FA3"], rows
 
 
 def backward_heads():

@@ -2,7 +2,7 @@
 
 import math
 
-from results import (LLAMA_8B, backward_h200, forward_h200, load, long_steps, ring_rows, shape)
+from results import (LLAMA_8B, load, long_steps, one, ring_rows)
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 200, 40, 50
@@ -129,11 +129,12 @@ def roofline():
         labels.append(str(row["q_len"]))
     plot.series("1, 4, 8 queries, 128K keys", points, COLORS[2], labels=labels, label_shift=0)
     forward, backward, labels = [], [], []
+    forwards, backwards = load("attention_fa3_quick_h200")["rows"], load("attention_peers_h200")["rows"]
     for batch, tokens in ((16, 512), (16, 2048), (1, 8192), (1, 16384)):
-        wanted = shape(tokens, 128, "causal", batch=batch)
+        wanted = dict(batch=batch, tokens=tokens, heads=32, kv_heads=32, head_dim=128, mask="causal")
         # With n tokens, causal: 2 n n D FLOPs on 4 tensors of 2 n D bytes; 5 n n D FLOPs on 8 tensors.
-        forward.append((tokens / 4, forward_h200(wanted)[0]))
-        backward.append((tokens * 5 / 16, backward_h200(wanted, True)[0]))
+        forward.append((tokens / 4, one(forwards, **wanted)["forward"]["ours"]))
+        backward.append((tokens * 5 / 16, one(backwards, **wanted, **{"pass": "backward"})["tflops"]["ours"]))
         labels.append("{:,}".format(tokens))
     plot.series("forward, D=128, causal", forward, COLORS[0], labels=labels)
     plot.series("backward, D=128, causal", backward, COLORS[1], labels=labels, label_shift=18)

@@ -25,47 +25,6 @@ def mean(value):
     return sum(value) / len(value) if isinstance(value, list) else value
 
 
-# A shape of attention: (tokens, heads, kv_heads, head_dim, mask, batch).
-def shape(tokens, head_dim, mask, heads=32, kv_heads=None, batch=1):
-    return {"tokens": tokens, "head_dim": head_dim, "mask": mask, "heads": heads,
-            "kv_heads": kv_heads or heads, "batch": batch}
-
-
-def _with_seqlen(wanted):
-    wanted = dict(wanted)
-    wanted["seqlen"] = wanted.pop("tokens")
-    return wanted
-
-
-def forward_h200(wanted):
-    """Returns the forward's TFLOP/s on an H200: ours, FlashAttention-3, cuDNN (None: not served)."""
-    row = one(load("attention_fa3_quick_h200")["rows"], **wanted)["forward"]
-    return row["ours"], row["fa3"], row["cudnn"]
-
-
-# FIRST and SPLIT say which file has the newest backward of a shape.
-FIRST = {(64, 1024), (16, 2048), (16, 512)}  # (batch, tokens) of backward_first_h200
-SPLIT = {(64, 8), (16, 8)}  # (heads, kv_heads) of backward_splits_h200
-MASKS = {"docs": "documents of 512 to 16K", "window": "window of 4096"}
-
-
-def backward_h200(wanted, deterministic):
-    """Returns the backward's TFLOP/s on an H200: ours, FlashAttention-3, cuDNN (None: not measured)."""
-    if wanted["mask"] in MASKS:
-        wanted = dict(wanted, mask=MASKS[wanted["mask"]])
-    if (wanted["batch"], wanted["tokens"]) in FIRST:
-        row = one(load("backward_first_h200")["rows"], **_with_seqlen(wanted))
-        return row["after" if deterministic else "after_free"], row["flash_attention_3"], row["cudnn"]
-    if (wanted["heads"], wanted["kv_heads"]) in SPLIT and wanted["mask"] == "causal":
-        rows = load("backward_splits_h200")["rows"]
-        if any(all(row.get(k) == v for k, v in dict(wanted, deterministic=deterministic).items()) for row in rows):
-            row = one(rows, **dict(wanted, deterministic=deterministic))
-            return row["after"], row["fa3"], None
-        return None, None, None
-    row = one(load("backward_registers_h200")["rows"], deterministic=deterministic, **_with_seqlen(wanted))
-    return mean(row["after"]), row["flash_attention_3"], row.get("cudnn")
-
-
 def ring_rows():
     """Returns attention over a ring, newest figures: one entry for each number of GPUs, length and mask."""
     entries = []

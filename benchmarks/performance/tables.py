@@ -3,8 +3,8 @@
 The pages of render.py show some of the tables; render.py --show prints any of them, with its docstring."""
 
 from cells import NONE, number, ratio
-from kernel_tables import (PEERS, ampere, few_queries, float16, fp8, fp8_errors, kernels, kernels_all, kernels_grouped,
-                           backward_heads, peers_h100, peers_h200, regimes, masks, sinks, two_widths)
+from kernel_tables import (PEERS, ampere, few_queries, float16, fp8, fp8_errors, kernels, backward_heads,
+                           peers_h100, peers_h200, regimes, masks, sinks, two_widths)
 from results import LLAMA_8B, load, long_steps, one, ring_rows
 
 
@@ -379,8 +379,8 @@ def headline():
 
 
 TABLES = {function.__name__: function for function in (
-    training, float8_steps, float8_long, float8_layers, float8_losses, float8_recipes, long_training, published, kernels, kernels_all,
-    kernels_grouped, backward_heads, two_widths, peers_h100, peers_h200, regimes, masks, fp8, fp8_errors, few_queries,
+    training, float8_steps, float8_long, float8_layers, float8_losses, float8_recipes, long_training, published, kernels,
+    backward_heads, two_widths, peers_h100, peers_h200, regimes, masks, fp8, fp8_errors, few_queries,
     float16, sinks, ampere, dense, ops, ring,
     strategies, nccl, documents, balance, memory_options, recompute, data_parallel, convergence, saves, context, losses, exact,
     generation, cpu, cpu_attention, cpu_pytorch, cpu_ring, processes, pytorch, headline)}
