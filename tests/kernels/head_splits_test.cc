@@ -104,6 +104,8 @@ TEST(HeadSplitsTest, BlocksOfAFixedOrderTakeFewHeads) {
   EXPECT_EQ(heads_per_block(Params(4, 16384, 64, 8, true, 64)), 2);
   EXPECT_EQ(heads_per_block(Params(4, 16384, 64, 8, true, 256)), 1);
   EXPECT_FALSE(WalksFromFirstQueries(Params(4, 16384, 64, 8, true, 256)));
+  EXPECT_TRUE(WalksFromFirstQueries(Params(4, 4096, 64, 8, true, 96)));
+  EXPECT_FALSE(WalksFromFirstQueries(Params(4, 4096, 64, 8, true, {96, 64})));
 }
 
 // Short rows under a mask are faster in a fixed order, so they have it even if it is not asked for.

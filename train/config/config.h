@@ -187,6 +187,8 @@ struct TrainConfig : PlainOptions {
   int64_t MeshRanks() const {
     return std::max<int64_t>(1, dp) * pp * std::max<int64_t>(1, sp) * std::max<int64_t>(1, tp);
   }
+  // Returns whether the mesh may have this number of ranks. What these options leave open may be
+  // any.
   bool MeshMayHave(int64_t number) const {
     return dp != -1 && sp != -1 ? number == MeshRanks() : number % MeshRanks() == 0;
   }

@@ -50,6 +50,7 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args, int blo
   const int batch_split = place.head;
   const int batch_head = batch_split / args.head_splits;
   const int batch = batch_head / args.num_kv_heads;
+  // Wide heads never are (WalksFromFirstQueries). A constant saves registers.
   constexpr bool kMayBeReversed = Traits::kRanges && Traits::kHeadDim <= kNarrowHeadDim;
   const bool reversed = kMayBeReversed && args.order.reversed && place.group < args.order.groups;
   return {(reversed ? args.key_tiles - 1 - place.nth : place.nth) * Traits::kBlockN,

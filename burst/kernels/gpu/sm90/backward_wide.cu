@@ -13,9 +13,9 @@
 // V, the A operand of every dP^T, in registers, because shared-memory bandwidth limits this pass.
 // dQ takes V's place in shared memory. The producer warpgroup is the same as in backward.cu.
 //
-// If v has 128 columns (kBoth), dV and dK fit, and one pass makes five matmuls. They leave 80
-// registers, so P is kept in 16 bits, and the matmuls of a consumer do not overlap: S^T, dP^T, then
-// dV and dK, then dQ. The other consumer's matmuls fill the gaps.
+// If v has at most 128 columns (kBoth), dV and dK fit, and one pass makes five matmuls. They leave
+// 80 registers, so P is kept in 16 bits, and the matmuls of a consumer do not overlap: S^T, dP^T,
+// then dV and dK, then dQ. The other consumer's matmuls fill the gaps.
 //
 // Compiled once for every variant in variants.h.
 #include <cstddef>

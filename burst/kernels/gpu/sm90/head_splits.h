@@ -50,12 +50,11 @@ inline bool HasFixedOrder(const FlashBackwardParams& params) {
 
 // Returns whether blocks of a fixed order walk from the first queries to the last (see KeyTile).
 // They then read different query tiles at the same time. Measured: this is faster while the rows of
-// one head stay in the L2 cache, but not for wide heads.
+// one head stay in the L2 cache, but not for wide heads. Heads of two widths have a wide kernel.
 inline bool WalksFromFirstQueries(const FlashBackwardParams& params) {
   const FlashAttentionShape& s = params.shape;
-  if (s.visible.begin == nullptr || !HasFixedOrder(params) || s.head_dim > kNarrowHeadDim) {
-    return false;
-  }
+  const bool is_wide = s.head_dim > kNarrowHeadDim || !s.widths().equal();
+  if (s.visible.begin == nullptr || !HasFixedOrder(params) || is_wide) return false;
   const int64_t row_bytes = 6 * s.head_dim + 2 * s.value_dim;  // q, dout, and dQ in float32
   return MostQueries(s) * row_bytes <= 36 << 20;
 }
