@@ -81,6 +81,15 @@ TEST(MailPieces, CoverEachMessageInOrderAndUseTheSlotsInTurn) {
   }
 }
 
+TEST(MailPiecesTest, ShortMessagesComeFirst) {
+  MailPieces pieces(/*world_size=*/2, kPieceBytes);
+  const std::vector<SendBuffer> sends = {
+      {nullptr, 2 * kPieceBytes, 1}, {nullptr, 8, 1}, {nullptr, kPieceBytes, 1}, {nullptr, 8, 1}};
+  std::vector<size_t> order;
+  for (const MailPiece& piece : pieces.Cut(sends, {})) order.push_back(piece.message);
+  EXPECT_EQ(order, (std::vector<size_t>{1, 3, 2, 0, 0}));
+}
+
 // A piece with its other rank and its Post, to name it on both sides.
 struct Queued {
   MailPiece piece;

@@ -4,6 +4,9 @@
 // the slot of piece number n once piece n - kMailSlots was copied out of it. So "send n" waits for
 // "receive n - kMailSlots", and "receive n" for "send n".
 //
+// Short messages of a Post come first: their flags and their copies out then take their time while
+// the long ones are on their way. Both ranks know the sizes, so they agree.
+//
 // A rank queues its pieces in turns: the first piece to every rank, the first piece from every
 // rank, then the second ones. Ranks that post the same messages therefore wait only for earlier
 // turns, or for sends of this turn, which they queue before its receives. So no rank waits for
@@ -14,6 +17,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -65,7 +69,11 @@ class MailPieces {
   template <typename Buffer>
   void Append(bool are_sends, absl::Span<const Buffer> messages, std::vector<uint32_t>* numbers) {
     before_ = *numbers;
-    for (size_t i = 0; i < messages.size(); ++i) {
+    by_size_.resize(messages.size());
+    std::iota(by_size_.begin(), by_size_.end(), size_t{0});
+    std::stable_sort(by_size_.begin(), by_size_.end(),
+                     [&](size_t a, size_t b) { return messages[a].bytes < messages[b].bytes; });
+    for (const size_t i : by_size_) {
       const int peer = messages[i].peer;
       for (int64_t offset = 0; offset < messages[i].bytes; offset += piece_bytes_) {
         const int64_t bytes = std::min(piece_bytes_, messages[i].bytes - offset);
@@ -79,6 +87,7 @@ class MailPieces {
   const int64_t piece_bytes_;
   std::vector<uint32_t> sent_, received_;  // the last piece's number, by peer
   std::vector<uint32_t> before_;
+  std::vector<size_t> by_size_;
   std::vector<MailPiece> pieces_;
 };
 
