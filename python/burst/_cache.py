@@ -4,14 +4,17 @@ import threading
 from collections import OrderedDict
 
 
+_LEAST = 8  # a model's layers call with a few masks in turns, each of which may be large
+
+
 class Bounded:
-    """A cache whose entries weigh at most `limit` together, or which has at most `least` entries.
+    """A cache whose entries weigh at most `limit` together, or which has at most _LEAST entries.
 
     Where weights are bytes, they are estimates. The calls of get and put alone decide which entries go, so
     ranks which make the same calls drop the same entries."""
 
-    def __init__(self, limit, least=1):
-        self._limit, self._least, self._total = limit, least, 0
+    def __init__(self, limit):
+        self._limit, self._total = limit, 0
         self._entries, self._lock = OrderedDict(), threading.Lock()
 
     def __len__(self):
@@ -41,7 +44,7 @@ class Bounded:
                 dropped.append(self._remove(key))
             self._entries[key] = (value, weight)
             self._total += weight
-            while self._total > self._limit and len(self._entries) > self._least:
+            while self._total > self._limit and len(self._entries) > _LEAST:
                 dropped.append(self._remove(next(iter(self._entries))))
         return value
 

@@ -15,7 +15,7 @@ from ._library import UniqueId, check, create, library
 from ._types import Group
 
 _ATTENTIONS = 64  # objects of the library for a group, one for each set of options
-_SCHEDULES, _SCHEDULE_BYTES = 8, 8 << 20  # of a group: 8, or the number that fits in these bytes
+_SCHEDULE_BYTES = 8 << 20
 _AGREED_BYTES = 1 << 20
 # Whether torch.compile traces. Older versions of torch do not tell.
 is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
@@ -113,7 +113,7 @@ class Ranks:
     def _forget(self):
         # All ranks have the same entries here, because only calls of all ranks change them.
         self.attentions, self.agreed = Bounded(_ATTENTIONS), Bounded(_AGREED_BYTES)
-        self.schedules = Bounded(_SCHEDULE_BYTES, _SCHEDULES)
+        self.schedules = Bounded(_SCHEDULE_BYTES)
 
     def _connect(self, device, timeout):
         group, dist = self.group, torch.distributed

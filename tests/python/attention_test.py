@@ -1,6 +1,7 @@
 """Compares burst.attention with naive attention in double: layouts, masks, heads, strategies, gradients."""
 
 import unittest
+import unittest.mock
 
 import torch
 import torch.distributed as dist
@@ -441,6 +442,17 @@ class AttentionTest(unittest.TestCase):
                                    slices=burst.masks.Frozen(burst.masks.tree(2, [2, 1])))):
                 assert torch.autograd.gradcheck(
                     lambda *x: burst.attention(*x, return_lse=True, **arguments), inputs)
+        run_ranks(1, body)
+
+    def test_large_masks_in_turns_are_read_once(self):
+        def body(rank, group):
+            q, k, v = (normal(name, 1, 1024, 1, 2) for name in "qkv")
+            everything = [list(range(128))] * 128  # 16,384 slices, more than a cache of bytes keeps
+            masks = [burst.masks.Frozen(burst.masks.blocks(1024, 8, everything, causal)) for causal in (False, True)]
+            with unittest.mock.patch("burst._arguments._slices", wraps=burst._arguments._slices) as read:
+                for mask in masks * 3:
+                    burst.attention(q, k, v, causal=False, slices=mask)
+            assert read.call_count == len(masks), read.call_count
         run_ranks(1, body)
 
     def test_without_a_group_it_is_flash_attention(self):
