@@ -31,7 +31,7 @@ class Shape(ctypes.Structure):  # FlashAttentionShape
 class ForwardParams(ctypes.Structure):  # FlashForwardParams
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand), ("out", Operand),
                 ("lse", ctypes.c_void_p), ("merge", ctypes.c_bool), ("out_dtype", ctypes.c_int),
-                ("sum", Operand), ("non_persistent", ctypes.c_bool), ("fp8", ctypes.c_bool),
+                ("sum", Operand), ("rows", ctypes.c_int64 * 5), ("non_persistent", ctypes.c_bool), ("fp8", ctypes.c_bool),
                 ("max_logits", ctypes.c_void_p), ("sinks", ctypes.c_void_p)]
 
 
@@ -98,7 +98,7 @@ class Kernels:
     def forward(self, q, k, v, scale, ranges, out, lse, fp8=False, sinks=None):
         self._call("forward", ForwardParams(
             self.shape(q, k, v, scale, ranges), operand(q), operand(k), operand(v), operand(out),
-            pointer(lse), False, DTYPES[out.dtype], Operand(), False, fp8, None, pointer(sinks)))
+            pointer(lse), False, DTYPES[out.dtype], Operand(), (0,) * 5, False, fp8, None, pointer(sinks)))
 
     def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum=None,
                  deterministic=False, dlse=None):

@@ -19,6 +19,16 @@ constexpr EnumName<BackwardDirection> kBackwardDirections[] = {{BackwardDirectio
 constexpr EnumName<RingGradDType> kRingGradDTypes[] = {{RingGradDType::kFp32, "fp32"},
                                                        {RingGradDType::kBf16, "bf16"}};
 
+// Returns the elements from a tensor's first to its last.
+int64_t Extent(const Tensor& tensor) {
+  int64_t extent = 1;
+  for (int axis = 0; axis < tensor.ndim(); ++axis) {
+    if (tensor.dim(axis) == 0) return 0;
+    extent += (tensor.dim(axis) - 1) * tensor.stride(axis);
+  }
+  return extent;
+}
+
 }  // namespace
 
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name) {
@@ -175,7 +185,6 @@ FlashForwardParams BurstAttention::ForwardParams(const AttentionCall& call, cons
   FlashForwardParams params;
   params.q = Operand(call.q);
   params.lse = lse.raw_data();
-  params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels(call.k.size_bytes());
   params.fp8 = options_.fp8_forward;
   if (!largest.null()) params.max_logits = static_cast<float*>(largest.raw_data());
   return params;
@@ -210,14 +219,14 @@ absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult*
   const Tensor &q = call.q, &k = call.k, &v = call.v, &out = result->out;
 
   // Q stays, K and V visit the ranks. In each round, and for each part of its mask: (O, lse) <-
-  // merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. The last one converts
-  // O, if it is accumulated in another dtype.
+  // merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. If O is accumulated in
+  // another dtype, the last call that reaches a row converts it (RowCalls).
   const int64_t num_heads = q.dim(kHeadAxis);
   const CallPlan& plan =
       schedule.calls({RingPass::kForward, TakesBlocks(call), num_heads, k.dim(kHeadAxis)});
   const DType sum_dtype = SumDType(q.dtype());
   const bool in_place = plan.one_call || q.dtype() == sum_dtype;
-  const Tensor sum = in_place ? out : Tensor::Empty(out.shape(), sum_dtype, q.device());
+  const Tensor sum = in_place ? Tensor() : Tensor::Empty({Extent(out)}, sum_dtype, q.device());
   Ring::Block block = {{k, kSeqAxis}, {v, kSeqAxis}};
   if (schedule.shard().num_groups() > 1) block = BlockForSending(block, schedule.key_rows());
   Tensor largest;
@@ -228,7 +237,15 @@ absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult*
 
   FlashForwardParams params = ForwardParams(call, result->lse, largest);
   const int rank = schedule.shard().group_index();
-  bool converted = in_place;
+  params.out = Operand(out);
+  params.out_dtype = out.dtype();
+  if (!in_place) {
+    params.sum = params.out;
+    params.sum.data = sum.raw_data();
+  }
+  const bool messages_are_kernels =
+      comm_ != nullptr && comm_->messages_are_kernels(call.k.size_bytes());
+  int32_t number = 0;
   auto step = plan.steps.begin();
   const auto compute = [&](int source, Ring::Part, const Ring::Tensors& visiting,
                            const Ring::Sums&) {
@@ -239,14 +256,12 @@ absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult*
     params.v = Operand(kv[1]);
     params.shape = KernelShape(options_.softmax_scale, q, kv[0], kv[1]);
     params.shape.scores = ScoresOf(call, rank, source, /*first_head=*/0);
+    params.non_persistent =
+        messages_are_kernels && step + 1 != plan.steps.end();  // messages are under way
     for (const PlannedCall& planned : step->calls) {
-      converted = in_place || (plan.last_converts && !planned.queries.last.empty());
-      const Tensor& to = converted ? out : sum;
       planned.part.SetMask(schedule.for_keys_of(source), q.device(), &params.shape);
-      params.out = Operand(to);
-      params.out_dtype = to.dtype();
       params.sinks = params.merge || call.sinks.null() ? nullptr : call.sinks.raw_data();
-      if (params.merge && !in_place) params.sum = Operand(sum);
+      if (!in_place) params.rows = plan.RowsOf(number++, planned, q.device());
       KernelsFor(q).Forward(params);
       params.merge = true;
     }
@@ -254,7 +269,6 @@ absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult*
   };
   BURST_RETURN_IF_ERROR(
       ring_->Run(schedule.kv_route(), block, /*gradients=*/nullptr, compute, &stats_.forward));
-  if (!converted) FlashConvert(sum, out);
   if (largest.null()) return absl::OkStatus();
   largest = largest.To(DeviceType::kCpu);
   BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, largest));

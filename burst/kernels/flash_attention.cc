@@ -23,14 +23,16 @@ const AttentionKernels& KernelsOf(DeviceType device) {
   return *gpu;
 }
 
-void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend,
+                  const int32_t* addend_rows) {
   BURST_CHECK(from.shape() == to.shape() && from.device() == to.device())
       << ToString(from.shape()) << " to " << ToString(to.shape());
   if (from.device() == DeviceType::kCpu) {
+    BURST_CHECK(addend_rows == nullptr);
     if (!addend.null()) from.Add(addend);
     return to.CopyFrom(from.To(to.dtype()));
   }
-  BURST_GPU_KERNEL(FlashConvert, from, to, addend);
+  BURST_GPU_KERNEL(FlashConvert, from, to, addend, addend_rows);
 }
 
 namespace {

@@ -97,6 +97,23 @@ struct FlashAttentionShape {
   constexpr HeadWidths widths() const { return {head_dim, value_dim}; }
 };
 
+// Says which of several calls finishes each row of O, in groups of kRowGroup rows. The last call in
+// which some row of a group sees a key writes the group to `out`. Earlier calls write it to `sum`.
+// Later calls leave it alone. A group that never sees a key is finished by call 0.
+inline constexpr int64_t kRowGroup = 64;
+
+struct RowCalls {
+  const int32_t* last = nullptr;  // [batch, groups], the last call of each; null: this one
+  int64_t batch_stride = 0;       // 0: the same for the whole batch
+  int32_t call = 0;               // the number of this call
+  int64_t begin = 0, end = 0;     // all rows that see a key in this call are in [begin, end)
+
+  // Returns how many calls are left for a row after this one. Negative: the row is finished.
+  constexpr int64_t Left(int64_t batch, int64_t row) const {
+    return last == nullptr ? 0 : last[batch * batch_stride + row / kRowGroup] - call;
+  }
+};
+
 // Computes (out, lse) = attention(q, k, v), or with `merge` the merge of (sum, lse) with it. A row
 // that has seen no key gets out = 0 and lse = -inf, or its sink.
 struct FlashForwardParams {
@@ -109,9 +126,10 @@ struct FlashForwardParams {
   bool merge = false;
   // The dtype of out: shape.dtype or float32. It is read for 16-bit inputs only.
   DType out_dtype = DType::kFloat32;
-  // For 16-bit inputs: the earlier result to merge with, float32, like out. Null data: `out`
-  // itself.
+  // For 16-bit inputs: the result of the calls so far, float32, like out. Null data: `out` itself.
   AttentionOperand sum = {};
+  // For 16-bit inputs with a sum that has the strides of out. Its array is on the kernel's device.
+  RowCalls rows = {};
   // On a GPU: one block for every tile of queries. Kernels of streams with a higher priority
   // (NCCL's) then start as soon as some tile is done. It costs up to 3 %.
   bool non_persistent = false;
@@ -223,8 +241,10 @@ const AttentionKernels& KernelsOf(DeviceType device);
 
 // Computes to = from + addend, converted, for accumulated results: [batch, seqlen, num_heads,
 // columns], innermost stride 1. `addend` is null, or has the dtype of `from` or `to`. Then it and
-// `from` are contiguous, and `from` may be changed.
-void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor());
+// `from` are contiguous, and `from` may be changed. addend_rows: [seqlen] on the GPU, for float32
+// to 16 bits there. Row i adds the addend's row addend_rows[i], or nothing if that is negative.
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor(),
+                  const int32_t* addend_rows = nullptr);
 
 // Computes the gradients of the sinks of FlashForwardParams, with FlashDeltaParams' delta:
 //   dsinks[h] = -sum over b, i of exp(sinks[h] - lse[b, h, i]) delta[b, h, i]

@@ -12,11 +12,9 @@ VisibleKeys::VisibleKeys(int64_t rows, int64_t q_len)
     : begin(rows * q_len), end(rows * q_len), rows(rows), q_len(q_len) {}
 
 void VisibleKeys::Count(int64_t k_len) {
-  pairs = seeing = 0;
+  pairs = 0;
   for (size_t i = 0; i < begin.size(); ++i) {
-    if (begin[i] >= end[i]) continue;
-    pairs += end[i] - begin[i];
-    ++seeing;
+    if (begin[i] < end[i]) pairs += end[i] - begin[i];
   }
   all = pairs == rows * q_len * k_len;
 }

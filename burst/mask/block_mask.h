@@ -16,12 +16,11 @@ struct VisibleKeys {
   std::vector<int32_t> begin, end;  // [rows, q_len]
   int64_t rows = 1;                 // batch rows described; 1: the same for all
   int64_t q_len = 0;
-  int64_t pairs = 0;   // (query, key) pairs seen, summed over rows
-  int64_t seeing = 0;  // queries that see some key, summed over rows
-  bool all = false;    // every query sees every key
+  int64_t pairs = 0;  // (query, key) pairs seen, summed over rows
+  bool all = false;   // every query sees every key
 
   bool none() const { return pairs == 0; }
-  // Sets pairs, seeing and all, from begin and end.
+  // Sets pairs and all, from begin and end.
   void Count(int64_t k_len);
 };
 

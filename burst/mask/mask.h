@@ -65,6 +65,8 @@ class Mask {
   int64_t rows() const;
   // Null for slices.
   const IntervalMask* intervals() const { return std::get_if<IntervalMask>(&form_); }
+  // Null for intervals.
+  const MaskSlices* slices() const { return std::get_if<MaskSlices>(&form_); }
 
   // The part between a block of queries and a block of keys, given by their positions, increasing.
   // Masks of intervals become one part in O(queries + keys) for each row. Slices may become lists
@@ -81,7 +83,6 @@ class Mask {
  private:
   explicit Mask(IntervalMask mask) : form_(std::move(mask)) {}
   explicit Mask(MaskSlices slices) : form_(std::move(slices)) {}
-  const MaskSlices* slices() const { return std::get_if<MaskSlices>(&form_); }
   IntervalMask CopyIntervals() const;  // there must be no slices
 
   std::variant<IntervalMask, MaskSlices> form_;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -65,6 +66,7 @@ class Walk {
     CheckHeads();
     CheckSums();
     CheckFlags();
+    CheckRows();
   }
 
  private:
@@ -126,7 +128,7 @@ class Walk {
     for (const Sum& sum : queries) EXPECT_TRUE(sum.begun);
     for (const Sum& sum : keys) EXPECT_TRUE(sum.begun);
     if (forward()) ExpectEnded(queries, {0, key_.num_heads});
-    if (plan_.last_converts && !forward()) ExpectEnded(keys, {0, key_.num_kv_heads});
+    if (plan_.last_converts) ExpectEnded(keys, {0, key_.num_kv_heads});
   }
 
   void CheckFlags() {
@@ -137,10 +139,55 @@ class Walk {
     const bool early = !forward() && sends_all_ && OwnGradientReturnsEarly(route_);
     EXPECT_TRUE(!early || (queries_travel_ ? plan_.clears_queries : plan_.clears_keys));
     EXPECT_FALSE((forward() || plan_.one_call) && (plan_.clears_queries || plan_.clears_keys));
-    EXPECT_FALSE(key_.pass == RingPass::kRingBackward && plan_.last_converts);
+    EXPECT_FALSE(key_.pass != RingPass::kBurstBackward && plan_.last_converts);
     if (key_.pass == RingPass::kBurstBackward) {
       EXPECT_EQ(plan_.last_converts, !plan_.one_call && !plan_.clears_keys);
     }
+  }
+
+  // A group of rows is finished by the last call in which one of its rows sees a key.
+  void CheckRows() {
+    const int64_t q_len = schedule_.shard().group_length();
+    EXPECT_EQ(plan_.last_calls.empty(), !forward() || plan_.one_call || q_len == 0);
+    if (plan_.last_calls.empty()) return;
+    const int64_t groups = (q_len + kRowGroup - 1) / kRowGroup;
+    const auto rows = static_cast<int64_t>(plan_.last_calls.size()) / groups;
+    EXPECT_EQ(plan_.batch_stride, rows == 1 ? 0 : groups);
+    std::vector<int32_t> expected(rows * groups);
+    int32_t number = 0;
+    for (const PlannedStep& step : plan_.steps) {
+      for (const PlannedCall& call : step.calls) {
+        std::vector<bool> sees(q_len);
+        for (int64_t row = 0; row < rows; ++row) {
+          for (int64_t i = 0; i < q_len; ++i) {
+            if (!Sees(MaskOf(step.source), call.part, row, i)) continue;
+            sees[i] = true;
+            expected[row * groups + i / kRowGroup] = number;
+          }
+        }
+        const auto first = std::find(sees.begin(), sees.end(), true);
+        const auto last = std::find(sees.rbegin(), sees.rend(), true);
+        EXPECT_EQ(call.rows.count, first == sees.end() ? 0 : last.base() - first);
+        EXPECT_EQ(call.rows.begin, first == sees.end() ? 0 : first - sees.begin());
+        const RowCalls of_kernel = plan_.RowsOf(number, call, DeviceType::kCpu);
+        EXPECT_EQ(of_kernel.call, number++);
+        EXPECT_EQ(of_kernel.end - of_kernel.begin, call.rows.count);
+      }
+    }
+    EXPECT_EQ(plan_.last_calls, expected);
+  }
+
+  // Returns whether a query sees a key of a part.
+  static bool Sees(const KernelMask& mask, const MaskPart& part, int64_t row, int64_t i) {
+    const KernelKeys* const keys = part.IntervalsOf(mask);
+    if (keys == nullptr) {
+      const KernelBlocks& blocks = mask.blocks;
+      const int64_t at =
+          (blocks.rows == 1 ? 0 : row) * (blocks.query_blocks() + 1) + i / blocks.block;
+      return blocks.key_begin[at] < blocks.key_begin[at + 1];
+    }
+    const int64_t at = (keys->rows == 1 ? 0 : row) * keys->q_len + i;
+    return keys->all || keys->begin[at] < keys->end[at];
   }
 
   const RingSchedule& schedule_;
@@ -223,17 +270,6 @@ TEST(CallPlanTest, ARankWithoutOtherKeysMakesOneCall) {
   EXPECT_TRUE(schedule.calls({RingPass::kForward, false, 2, 2}).one_call);
   // Its dK and dV are added up with those of other ranks, in two halves of the heads.
   EXPECT_FALSE(schedule.calls({RingPass::kRingBackward, false, 2, 2}).one_call);
-}
-
-// A separate conversion follows a last call of few queries.
-TEST(CallPlanTest, TheLastCallConvertsWhereItCoversMostQueries) {
-  const auto converts = [](const Mask& mask, int64_t seqlen) {
-    const auto shard = TokenShard::Create(/*group_index=*/1, 2, Layout::kContiguous, seqlen);
-    return Schedule(mask, *shard).calls({RingPass::kForward, false, 2, 2}).last_converts;
-  };
-  EXPECT_TRUE(converts(Mask::Causal(), 128));         // every query sees the keys of the other rank
-  EXPECT_TRUE(converts(Mask::SlidingWindow(5), 64));  // 4 of 32 do
-  EXPECT_FALSE(converts(Mask::SlidingWindow(5), 128));  // 4 of 64 do
 }
 
 TEST(CallPlanTest, AScheduleMakesAPlanOnceAndItsCopiesShareIt) {

@@ -361,9 +361,11 @@ TEST(Fp8Test, BlocksOfOtherMagnitudes) {
 }
 
 // A mask in two calls, merged in fp32, is the mask in one call. The keys of the second call begin a
-// block, so that the 8 bits are the same.
-TEST(Fp8Test, CallsAreMerged) {
+// block, so that the 8 bits are the same. finishes_rows: the first call finishes the rows that see
+// none of the second call's keys.
+void CheckMergedCalls(bool finishes_rows) {
   for (const Mask& mask : {Mask(), Causal(300, 640), RandomRanges(1, 300, 640, 3)}) {
+    if (mask.begin.empty() && finishes_rows) continue;
     Problem p(1, 300, 640, 2, 1, 128, mask);
     const Truth truth = ReferenceOf(p);
     constexpr int64_t kFirst = 256;
@@ -377,6 +379,11 @@ TEST(Fp8Test, CallsAreMerged) {
     const Buffer<int32_t> begin[2] = {Buffer<int32_t>(parts[0].begin),
                                       Buffer<int32_t>(parts[1].begin)};
     const Buffer<int32_t> end[2] = {Buffer<int32_t>(parts[0].end), Buffer<int32_t>(parts[1].end)};
+    std::vector<int32_t> last_calls((300 + kRowGroup - 1) / kRowGroup);
+    for (size_t i = 0; i < mask.begin.size(); ++i) {
+      if (parts[1].begin[i] < parts[1].end[i]) last_calls[i / kRowGroup] = 1;
+    }
+    const Buffer<int32_t> last(last_calls);
     Buffer<float> sum(p.QSize());
     Buffer<bf16> out(p.QSize());
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -395,11 +402,22 @@ TEST(Fp8Test, CallsAreMerged) {
         params.shape.visible.end = end[call].data();
       }
       params.non_persistent = call == 1;
+      if (finishes_rows) {
+        params.out = p.LikeQ(out.data());
+        params.out_dtype = DType::kBFloat16;
+        params.sum = p.LikeQ(sum.data());
+        params.rows = {last.data(), 0, call, 0, 300};
+      }
       Kernels().Forward(params);
     }
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     ExpectClose(p.shape, ResultOf(p, out), truth);
   }
+}
+
+TEST(Fp8Test, CallsAreMerged) {
+  CheckMergedCalls(/*finishes_rows=*/false);
+  CheckMergedCalls(/*finishes_rows=*/true);
 }
 
 // Lists of blocks and ranges of the same mask walk the same blocks in the same order, so they give

@@ -109,14 +109,76 @@ class SideCalls {
   HeadCalls own_;
 };
 
-// Returns whether the forward's last call converts all rows. A separate conversion is faster if
-// that call covers few queries.
-bool CoversMost(const PlannedStep& step, const KernelMask& mask) {
-  const KernelKeys* const keys = step.calls.back().part.IntervalsOf(mask);
-  return keys == nullptr || 8 * keys->seeing >= keys->rows * keys->q_len;
+// Calls f(batch row, query, end) for the ranges [query, end) of queries that see some key of a part
+// of a mask. A plan's masks have dropped their intervals (CountForSimulation): then for all
+// queries.
+template <typename Function>
+void ForEachSeeing(const MaskPart& part, const KernelMask& mask, Function f) {
+  const KernelKeys* const keys = part.IntervalsOf(mask);
+  if (keys == nullptr) {
+    const KernelBlocks& blocks = mask.blocks;
+    const int64_t queries = blocks.query_blocks();
+    for (int64_t i = 0; i < blocks.rows * queries; ++i) {
+      const int64_t row = i / queries, block = i % queries, at = row * (queries + 1) + block;
+      if (blocks.key_begin[at] == blocks.key_begin[at + 1]) continue;
+      f(row, block * blocks.block, std::min((block + 1) * blocks.block, blocks.q_len));
+    }
+    return;
+  }
+  for (int64_t row = 0; row < keys->rows; ++row) {
+    if (keys->all || keys->begin.empty()) {
+      f(row, 0, keys->q_len);
+      continue;
+    }
+    for (int64_t query = 0; query < keys->q_len; ++query) {
+      const int64_t at = row * keys->q_len + query;
+      if (keys->begin[at] < keys->end[at]) f(row, query, query + 1);
+    }
+  }
+}
+
+// Sets which call finishes each group of rows of O, and the rows of each call.
+void SetRows(const std::vector<KernelMask>& masks, CallPlan* plan) {
+  int64_t q_len = 0, batch = 1;
+  for (const KernelMask& mask : masks) {
+    q_len = std::max(q_len, mask.blocks.q_len);
+    if (!mask.blocks.none()) batch = std::max(batch, mask.blocks.rows);
+    for (const KernelKeys& part : mask.parts) {
+      q_len = std::max(q_len, part.q_len);
+      batch = std::max(batch, part.rows);
+    }
+  }
+  const int64_t groups = (q_len + kRowGroup - 1) / kRowGroup;
+  plan->last_calls.assign(batch * groups, 0);
+  plan->batch_stride = batch == 1 ? 0 : groups;
+  int32_t number = 0;
+  for (PlannedStep& step : plan->steps) {
+    for (PlannedCall& call : step.calls) {
+      int64_t begin = q_len, end = 0;
+      const KernelMask& mask = masks[step.source];
+      const KernelKeys* const keys = call.part.IntervalsOf(mask);
+      const bool same = batch > 1 && (keys != nullptr ? keys->rows : mask.blocks.rows) == 1;
+      ForEachSeeing(call.part, mask, [&](int64_t row, int64_t first, int64_t last) {
+        begin = std::min(begin, first);
+        end = std::max(end, last);
+        for (int64_t b = same ? 0 : row; b < (same ? batch : row + 1); ++b) {
+          for (int64_t g = first / kRowGroup; g <= (last - 1) / kRowGroup; ++g) {
+            plan->last_calls[b * groups + g] = number;
+          }
+        }
+      });
+      if (begin < end) call.rows = {begin, end - begin};
+      ++number;
+    }
+  }
 }
 
 }  // namespace
+
+RowCalls CallPlan::RowsOf(int32_t number, const PlannedCall& call, DeviceType device) const {
+  return {last_calls_on_device.On(device, last_calls), batch_stride, number, call.rows.begin,
+          call.rows.begin + call.rows.count};
+}
 
 void HeadCalls::Announce(const HeadRange& heads, int64_t calls) {
   for (int64_t head = heads.begin; head < heads.end; ++head) calls_[head].left += calls;
@@ -180,8 +242,8 @@ CallPlan MakeCallPlan(const CallPlanKey& key, const RingRoute& route,
     queries.Fill(&step);
     keys.Fill(&step);
   }
-  plan.last_converts = forward ? CoversMost(plan.steps.back(), masks[plan.steps.back().source])
-                               : queries_travel && !plan.one_call && !plan.clears_keys;
+  plan.last_converts = queries_travel && !plan.one_call && !plan.clears_keys;
+  if (forward && !plan.one_call) SetRows(masks, &plan);
   return plan;
 }
 

@@ -1,8 +1,9 @@
 // A plan of calls: what a rank gives to the kernels in each step of a forward or a backward.
 //
 // It says which part of the mask a call computes, for which heads, and which call is the first or
-// the last to add to a sum. It holds indices, not tensors. A schedule makes each plan once and
-// keeps it (RingSchedule::calls), so that a call of attention only walks it.
+// the last to add to a sum. It holds indices, and one copy of them for the kernels. A schedule
+// makes each plan once and keeps it (RingSchedule::calls), so that a call of attention only walks
+// it.
 #pragma once
 
 #include <cstddef>
@@ -83,6 +84,7 @@ struct PlannedCall {
   // Ranges of heads for which the call is the first and the last to add to a sum, counted from the
   // first head of the step. `queries`: to O or dQ; `keys`: to dK and dV.
   HeadCalls::Ends queries, keys;
+  BlockRows rows = {0, 0};  // in a forward: the queries from the first to the last that see a key
 };
 
 // The calls for a block that is here. A backward divides the rank's own block into two steps by
@@ -97,10 +99,17 @@ struct CallPlan {
   std::vector<PlannedStep> steps;  // in the order in which Ring::Run computes
   // The result needs no sum: one call makes it.
   bool one_call = false;
-  // The last call for some heads converts the sum into the result: O, or dK and dV.
+  // In a backward: the last call for some heads converts the sums into dK and dV.
   bool last_converts = false;
   // The sums of dQ, or of dK and dV, begin as zeros, since no call is the first for some heads.
   bool clears_queries = false, clears_keys = false;
+  // In a forward of several calls: the call that finishes each group of rows (RowCalls::last).
+  std::vector<int32_t> last_calls;  // [batch rows or 1, groups]
+  int64_t batch_stride = 0;
+  KernelArray<int32_t> last_calls_on_device;
+
+  // Returns what the kernel of the given call, counted over all steps, must know of O's rows.
+  RowCalls RowsOf(int32_t number, const PlannedCall& call, DeviceType device) const;
 };
 
 // masks: by the owner of the block that travels. sends_all: this rank sends its whole block.

@@ -245,32 +245,31 @@ class ForwardTask {
   }
 
   // Computes O = O / sum and lse = ln 2 (max + log2 sum), merged with earlier results. Out is the
-  // type of O.
+  // type of O in `out`.
   template <typename Out>
   void Finish(const Tiles& tiles, int64_t b, int64_t h, Range queries) const {
     const Head<Out> out(params_.out, b, h);
-    const Head<T> before(params_.sum.data != nullptr ? params_.sum : params_.out, b, h);
+    const Head<T> so_far(params_.sum.data != nullptr ? params_.sum : params_.out, b, h);
     T* lse = static_cast<T*>(params_.lse) + (b * shape_.num_heads + h) * shape_.q_len;
     for (int64_t i = queries.begin; i < queries.end; ++i) {
+      const int64_t calls_left = params_.rows.Left(b, i);
+      if (calls_left < 0) continue;
       T max = tiles.softmax.max[i - queries.begin] * static_cast<T>(kLn2),
         sum = tiles.softmax.sum[i - queries.begin], keep = 1;
       if (params_.sinks != nullptr) {
         keep = AddSink(static_cast<const T*>(params_.sinks)[h], &max, &sum);
       }
       const T* o = tiles.o + (i - queries.begin) * value_stride_;
-      Out* row = out.row(i);
       const bool seen = sum != 0;
-      const T row_lse = seen ? max + std::log(sum) : kMinusInfinity<T>;
-      const T inverse = seen ? keep / sum : 0;
-      if (params_.merge) {
-        const MergeWeights<T> weights = Merge(lse[i], row_lse);
-        const T weight = inverse * weights.b;
-        AddRows(value_d_, weights.a, before.row(i), weight, o, row);
-        lse[i] = weights.lse;
-      } else {
-        ScaleRow(value_d_, inverse, o, row);
-        lse[i] = row_lse;
-      }
+      MergeWeights<T> weights = {seen ? max + std::log(sum) : kMinusInfinity<T>, 0, 1};
+      if (params_.merge) weights = Merge(lse[i], weights.lse);
+      lse[i] = weights.lse;
+      const T weight = seen ? keep / sum * weights.b : 0;
+      const auto store = [&](auto* row) {
+        if (!params_.merge) return ScaleRow(value_d_, weight, o, row);
+        AddRows(value_d_, weights.a, so_far.row(i), weight, o, row);
+      };
+      calls_left > 0 ? store(so_far.row(i)) : store(out.row(i));
     }
   }
 

@@ -1,6 +1,7 @@
 #include "burst/kernels/gpu/flash_attention_gpu.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -79,13 +80,18 @@ void CheckCall(const FlashForwardParams& params) {
     return;
   }
   CheckInputs(s, params.q, params.k, params.v);
+  const auto strides = [](const AttentionOperand& x) {
+    return std::array<int64_t, 3>{x.batch_stride, x.seq_stride, x.head_stride};
+  };
+  BURST_CHECK(params.rows.last == nullptr ||
+              (params.sum.data != nullptr && strides(params.sum) == strides(params.out)))
+      << "rows need a sum with the strides of out";
   BURST_CHECK(params.out_dtype == s.dtype || params.out_dtype == kFloat)
       << "out is " << Name(params.out_dtype) << ", q is " << Name(s.dtype);
   CheckOperand("out", params.out, params.out_dtype, s.batch, s.q_len, s.num_heads);
-  if (!params.merge) return;
   if (params.sum.data != nullptr) {
     CheckOperand("sum", params.sum, kFloat, s.batch, s.q_len, s.num_heads);
-  } else {
+  } else if (params.merge) {
     BURST_CHECK(params.out_dtype == kFloat) << "merging needs a float32 sum";
   }
 }
@@ -304,7 +310,7 @@ void Backward(MaybeFamily only, const FlashBackwardParams& params) {
     const Tensor sums = Floats(sm90::HeadSplitsOf(own).sum_floats);
     sm90::Backward(own, {DataOf(counters), DataOf(query_tiles), FloatsOf(sums)});
   }
-  if (!dq.null()) Convert(dq, /*addend=*/{}, params.dq.result, s.dtype);
+  if (!dq.null()) Convert(dq, /*addend=*/{}, /*addend_rows=*/nullptr, params.dq.result, s.dtype);
 }
 
 // ---- The interface.
@@ -365,14 +371,16 @@ const AttentionKernels* GpuKernels(KernelFamily family) {
   return nullptr;
 }
 
-void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend,
+                  const int32_t* addend_rows) {
   if (from.dtype() == to.dtype()) {
+    BURST_CHECK(addend_rows == nullptr);
     if (!addend.null()) from.Add(addend);
     return to.CopyFrom(from);
   }
   BURST_CHECK(from.dtype() == DType::kFloat32 && Is16Bit(to.dtype()))
       << Name(from.dtype()) << " to " << Name(to.dtype());
-  Convert(from, addend, Operand(to), to.dtype());
+  Convert(from, addend, addend_rows, Operand(to), to.dtype());
 }
 
 void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks) {

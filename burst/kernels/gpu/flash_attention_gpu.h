@@ -20,7 +20,8 @@ const AttentionKernels* GpuKernels();
 const AttentionKernels* GpuKernels(KernelFamily family);
 
 // The functions of burst/kernels/flash_attention.h, on a GPU.
-void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend);
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend,
+                  const int32_t* addend_rows);
 void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks);
 void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
                     const Tensor& dsinks);

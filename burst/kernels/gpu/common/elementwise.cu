@@ -27,7 +27,11 @@ struct Row {
   }
   template <typename T>
   __device__ T* Of(const AttentionOperand& operand, int64_t b) const {
-    return static_cast<T*>(operand.data) + b * operand.batch_stride + i * operand.seq_stride +
+    return OfToken<T>(operand, b, i);
+  }
+  template <typename T>
+  __device__ T* OfToken(const AttentionOperand& operand, int64_t b, int64_t token) const {
+    return static_cast<T*>(operand.data) + b * operand.batch_stride + token * operand.seq_stride +
            h * operand.head_stride;
   }
   int64_t i, h;
@@ -93,6 +97,7 @@ __device__ void AddVec(const T* x, float (&sum)[kVec]) {
 
 struct ConvertParams {
   AttentionOperand from, addend, to;
+  const int32_t* addend_rows;  // null: all rows
   int batch, head_dim;
   uint32_t seqlen, num_heads;
 };
@@ -102,14 +107,15 @@ __global__ __launch_bounds__(kThreads) void ConvertKernel(
     const __grid_constant__ ConvertParams params) {
   const Row<kLanes> row(params.seqlen * params.num_heads, params.num_heads);
   if (!row.valid) return;
+  const int64_t addend_row = params.addend_rows == nullptr ? row.i : params.addend_rows[row.i];
 #pragma unroll 1
   for (int64_t b = blockIdx.y; b < params.batch; b += gridDim.y) {
 #pragma unroll 1
     for (int c = threadIdx.x % kLanes * kVec; c < params.head_dim; c += kLanes * kVec) {
       float sum[kVec] = {};
       AddVec(row.template Of<const float>(params.from, b) + c, sum);
-      if (params.addend.data != nullptr) {
-        AddVec(row.template Of<const Addend>(params.addend, b) + c, sum);
+      if (params.addend.data != nullptr && addend_row >= 0) {
+        AddVec(row.template OfToken<const Addend>(params.addend, b, addend_row) + c, sum);
       }
       Vec<To, kVec> y;
 #pragma unroll
@@ -217,13 +223,16 @@ void Delta(const FlashDeltaParams& params) {
   });
 }
 
-void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to, DType dtype) {
+void Convert(const Tensor& from, const Tensor& addend, const int32_t* addend_rows,
+             const AttentionOperand& to, DType dtype) {
   if (from.numel() == 0) return;
   const bool adds = !addend.null(), wide = adds && addend.dtype() == DType::kFloat32;
-  BURST_CHECK(!adds || (addend.shape() == from.shape() && (wide || addend.dtype() == dtype)));
+  BURST_CHECK(!adds || wide || addend.dtype() == dtype) << Name(addend.dtype());
+  BURST_CHECK(!adds || addend_rows != nullptr || addend.shape() == from.shape());
   ConvertParams params;
   params.from = Operand(from);
   if (adds) params.addend = Operand(addend);
+  params.addend_rows = addend_rows;
   params.to = to;
   params.batch = static_cast<int>(from.dim(0));
   params.seqlen = static_cast<uint32_t>(from.dim(1));

@@ -12,7 +12,9 @@ void Delta(const FlashDeltaParams& params);
 
 // Computes to = from + addend, all [batch, seqlen, num_heads, columns] of any strides. Tensor
 // `from` is float32, `to` is `dtype`: bfloat16 or float16. addend: null, float32 or `dtype`.
-void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to, DType dtype);
+// addend_rows: of FlashConvert; null: the addend has all rows.
+void Convert(const Tensor& from, const Tensor& addend, const int32_t* addend_rows,
+             const AttentionOperand& to, DType dtype);
 
 // Merges partial results, as FlashMerge says.
 void MergeParts(const Tensor& parts, const Tensor& out, const Tensor& sinks);

@@ -143,9 +143,12 @@ __device__ void RepairQuery(const FlashForwardParams& params, int64_t b, int64_t
   }
   __syncwarp();  // all lanes have read lse
   if (lane == 0) lse_place[i] = lse;
-  const AttentionOperand& old = params.sum.data == nullptr ? params.out : params.sum;
-  const float* const from = keep == 0 ? nullptr : Head<const float>(old, b, h).row(i);
-  if (params.out_dtype == DType::kFloat32) {
+  const AttentionOperand& so_far = params.sum.data == nullptr ? params.out : params.sum;
+  float* const old = Head<float>(so_far, b, h).row(i);
+  const float* const from = keep == 0 ? nullptr : old;
+  if (params.rows.Left(b, i) > 0) {
+    StoreRow(o, factor, keep, from, old, value_dim);
+  } else if (params.out_dtype == DType::kFloat32) {
     StoreRow(o, factor, keep, from, Head<float>(params.out, b, h).row(i), value_dim);
   } else {
     StoreRow(o, factor, keep, from, Head<T>(params.out, b, h).row(i), value_dim);

@@ -218,6 +218,8 @@ __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Ro
   const FlashForwardParams& params = args.params;
   const FlashAttentionShape& shape = params.shape;
   const int head_dim = static_cast<int>(shape.head_dim);
+  const int64_t calls_left = params.rows.Left(b, row.query);
+  if (calls_left < 0) return;
   if (args.marks != nullptr && !merged.IsFinite()) {
     const int64_t head = b * shape.num_heads + row.head;
     if (threadIdx.x % 32 == 0) {
@@ -228,15 +230,17 @@ __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Ro
   }
   float* const lse = static_cast<float*>(params.lse) + row.Index(shape, b);
   MergeWeights<float> weights = {merged.Lse(), 0, 1};
+  const AttentionOperand& so_far = params.sum.data == nullptr ? params.out : params.sum;
   const float* there = nullptr;
   if (params.merge) {
     weights = Merge(__ldcg(lse), weights.lse);
-    const AttentionOperand& sum = params.sum.data == nullptr ? params.out : params.sum;
-    there = Head<const float>(sum, b, row.head).row(row.query);
+    there = Head<const float>(so_far, b, row.head).row(row.query);
     __syncwarp();  // all lanes have read lse
   }
   if (threadIdx.x % 32 == 0) *lse = weights.lse;
-  const int64_t offset = cuda::Offset(params.out, b, row.head, row.query);
+  const bool is_float = calls_left > 0 || params.out_dtype == DType::kFloat32;
+  const AttentionOperand& to = calls_left > 0 ? so_far : params.out;
+  const int64_t offset = cuda::Offset(to, b, row.head, row.query);
 #pragma unroll
   for (int j = 0; j < merged.kPairs; ++j) {
     const int column = merged.Column(j);
@@ -246,10 +250,10 @@ __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Ro
       const float2 y = __ldcg(reinterpret_cast<const float2*>(there + column));
       x = {fmaf(y.x, weights.a, x.x), fmaf(y.y, weights.a, x.y)};
     }
-    if (params.out_dtype == DType::kFloat32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(params.out.data) + offset + column) = x;
+    if (is_float) {
+      *reinterpret_cast<float2*>(static_cast<float*>(to.data) + offset + column) = x;
     } else {
-      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out.data) + offset + column) =
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(to.data) + offset + column) =
           Pack<Element>(x.x, x.y);
     }
   }

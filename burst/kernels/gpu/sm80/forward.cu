@@ -66,8 +66,12 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
       static_cast<float*>(params.lse) + (index.b * shape.num_heads + index.h) * shape.q_len;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
-    if (LeaveToRepair(shape, index, index.first + warp_row + 16 * m, marks, o[m])) continue;
-    const int row = index.first + warp_row + 16 * m + lane / 4;
+    const int first_row = index.first + warp_row + 16 * m;
+    if (first_row >= q_len) continue;
+    const int64_t calls_left = params.rows.Left(index.b, first_row);
+    if (calls_left < 0) continue;
+    if (LeaveToRepair(shape, index, first_row, marks, o[m])) continue;
+    const int row = first_row + lane / 4;
     float factor[2], keep[2];
     bool valid[2];
 #pragma unroll
@@ -96,13 +100,14 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
       if (valid[half] && lane % 4 == 0) lse[i] = row_lse;
     }
     const RowPair rows{index.b, index.h, row, valid, head_dim};
+    const AttentionOperand& so_far = params.sum.data == nullptr ? params.out : params.sum;
     if (params.merge) {
-      MergeRows<kHeadDim>(params.sum.data == nullptr ? params.out : params.sum, rows, factor, keep,
-                          o[m]);
+      MergeRows<kHeadDim>(so_far, rows, factor, keep, o[m]);
       factor[0] = factor[1] = 1;
     }
-    StoreRows<typename Traits::Element, kHeadDim>(params.out_dtype == DType::kFloat32, o[m], factor,
-                                                  params.out, rows);
+    const bool is_float = calls_left > 0 || params.out_dtype == DType::kFloat32;
+    StoreRows<typename Traits::Element, kHeadDim>(is_float, o[m], factor,
+                                                  calls_left > 0 ? so_far : params.out, rows);
   }
 }
 

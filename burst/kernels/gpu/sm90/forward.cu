@@ -50,11 +50,12 @@ __device__ __forceinline__ void ForwardResume(const ForwardArgs& args, const Til
 // Stores O / sum and lse of the thread's rows. staging: the warp's place for StoreWarpRows.
 template <class Traits>
 __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const TileInfo& tile,
-                                              int first_row, OnlineSoftmax& softmax,
+                                              RowsGo rows_go, int first_row, OnlineSoftmax& softmax,
                                               const float (&o)[Traits::kValueDim / 2],
                                               uint32_t staging) {
   constexpr int kValueDim = Traits::kValueDim;
   using Element = typename Traits::Element;
+  if (rows_go == RowsGo::kNowhere) return;
   if (LeaveToRepair<Traits>(args, tile, first_row, o)) return;
   float* lse_row = LseRow(args, tile, first_row);
   bool valid[2];
@@ -75,15 +76,15 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
     const float lse = sum != 0 ? max + __logf(sum) : -INFINITY;
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
-  if (Traits::kStoreByTma && !args.out_is_float) {
+  if (Traits::kStoreByTma && !args.out_is_float && rows_go == RowsGo::kToOut) {
     StoreWarpRows<Element, kValueDim>(args.out_map, staging, ForwardTiles<Traits>::Q::kBlockBytes,
                                       o, factor, threadIdx.x % kWarpSize, first_row, tile.head,
                                       tile.batch);
     return;
   }
-  const int64_t offset = Offset(args.out, tile.batch, tile.head, first_row);
-  StoreRows<Element, kValueDim>(args.out_is_float, o, factor, args.out, offset, valid,
-                                args.value_dim);
+  StoreRows<Element, kValueDim>(
+      args.out_is_float || rows_go == RowsGo::kToSum, o, factor, TargetOf(args, rows_go),
+      Offset(args.out, tile.batch, tile.head, first_row), valid, args.value_dim);
 }
 
 // Masks blocks of S: the keys that a thread's two rows of a tile see.
@@ -247,9 +248,10 @@ __device__ __forceinline__ void ForwardConsumer<Traits>::Run() {
   OnlineSoftmax softmax;
   for (;; q_slot.Advance()) {
     Wait(&shared.q_full[q_slot.stage], q_slot.parity);
-    const TileInfo& place = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
-    TileInfo own;
-    const TileInfo& tile = Traits::kOneLaneReads ? own : place;
+    using Tile = TileInfoOf<Traits>;
+    const Tile& place = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
+    Tile own;
+    const Tile& tile = Traits::kOneLaneReads ? own : place;
     if constexpr (Traits::kOneLaneReads) own.batch = ReadByOneLane(place.batch);
     if (tile.batch < 0) break;
     if constexpr (Traits::kOneLaneReads) {
@@ -304,8 +306,10 @@ __device__ __forceinline__ void ForwardConsumer<Traits>::Run() {
       own.batch = ReadByOneLane(place.batch);
       own.row = ReadByOneLane(place.row);
       own.head = ReadByOneLane(place.head);
+      if constexpr (Traits::kRowCalls) own.rows_go = ReadByOneLane(place.rows_go);
     }
-    ForwardFinish<Traits>(args, tile, tile.row + row_in_tile, softmax, o,
+    ForwardFinish<Traits>(args, tile, WhereRowsGo(tile, consumer), tile.row + row_in_tile, softmax,
+                          o,
                           SharedAddress(shared.q[q_slot.stage].At(consumer * kWgmmaM +
                                                                   thread / kWarpSize * kWarpRows)));
     if (Traits::kStoreByTma) leaving = &shared.q_empty[q_slot.stage];
@@ -356,7 +360,11 @@ void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
   if (Traits::kStoreByTma && !args.out_is_float) {
     args.out_map = map(params.out, shape.q_len, shape.num_heads, value_dim, kWarpRows);
   }
-  StartForward<Traits>(ForwardKernel<Traits>, args, params.non_persistent);
+  if (params.rows.last == nullptr) {
+    return StartForward<Traits>(ForwardKernel<Traits>, args, params.non_persistent);
+  }
+  using RowTraits = WithRowCalls<Traits>;
+  StartForward<RowTraits>(ForwardKernel<RowTraits>, args, params.non_persistent);
 }
 
 template void LaunchForward<Variants<BFloat16>::BURST_VARIANT>(const FlashForwardParams&, int32_t*);

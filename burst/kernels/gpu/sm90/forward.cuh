@@ -15,6 +15,16 @@
 namespace burst {
 namespace sm90 {
 
+// The traits of a kernel that follows RowCalls. It is a kernel of its own: the code for RowCalls
+// would make short rows in a single call up to 4 % slower.
+template <class Traits>
+struct WithRowCalls : Traits {
+  static constexpr bool kRowCalls = true;
+};
+
+// Where a call stores its results (RowCalls).
+enum class RowsGo { kToOut = 0, kToSum = 1, kNowhere = 2 };
+
 // The blocks of kBlockN keys that a tile of query rows sees: [block_begin, block_end). All rows of
 // the tile see every key of [whole_begin, whole_end). With lists these are places in
 // KeyBlocks::key_list, kListParts for each of its entries.
@@ -23,6 +33,13 @@ struct TileInfo {
   int block_begin, block_end;     // begin <= end
   int whole_begin, whole_end;
 };
+
+struct RowCallsTileInfo : TileInfo {
+  int rows_go;  // two bits for the rows of each consumer: RowsGo
+};
+
+template <class Traits>
+using TileInfoOf = std::conditional_t<Traits::kRowCalls, RowCallsTileInfo, TileInfo>;
 
 // Counters, which are zero between calls.
 struct ForwardCounters {
@@ -36,14 +53,17 @@ struct ForwardArgs {
   AttentionOperand out;
   bool out_is_float;
   bool merge;
-  bool skip_empty;       // skips tiles that see no key: a merge in place leaves them
-  AttentionOperand sum;  // fp32: the earlier calls' result
+  bool skip_empty;            // skips tiles that see no key: other calls finish them
+  AttentionOperand sum;       // fp32: the result of the calls so far
+  const int32_t* last_calls;  // RowCalls::last
+  int last_calls_stride, call;
   float* lse;
   const float* sinks;
   KeyRanges visible;
   KeyBlocks blocks;
   int q_len, k_len, num_heads, batch_heads, heads_per_kv, value_dim;
   int tiles, tile_rows;  // all tiles; the tiles of one head
+  int tile_rows_end;     // the tile of a head after the last one
   int group;             // heads whose K and V share the L2 cache
   float scale, inverse_scale;
   ForwardCounters* counters;
@@ -70,14 +90,14 @@ struct ForwardShared {
   Barrier k_full[Traits::kStages], k_empty[Traits::kStages];
   Barrier v_full[Traits::kStages], v_empty[Traits::kStages];
   // Describes the tiles of q. There are twice as many: a tile's finish reads it after q is free.
-  TileInfo tile[2 * Traits::kQStages];
-  TileInfo next_tile;  // of the producer
+  TileInfoOf<Traits> tile[2 * Traits::kQStages];
+  TileInfoOf<Traits> next_tile;  // of the producer
 };
 
 // Returns a tile. In a group of heads the last rows come first, and equal rows head by head.
 template <class Traits>
-__device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index) {
-  TileInfo tile;
+__device__ __forceinline__ TileInfoOf<Traits> MakeTile(const ForwardArgs& args, int index) {
+  TileInfoOf<Traits> tile;
   if (index >= args.tiles) {
     tile.batch = -1;
     return tile;
@@ -86,7 +106,20 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
   tile.batch = place.head / args.num_heads;
   tile.head = place.head % args.num_heads;
   tile.kv_head = tile.head / args.heads_per_kv;
-  tile.row = (args.tile_rows - 1 - place.nth) * Traits::kBlockM;
+  tile.row = (args.tile_rows_end - 1 - place.nth) * Traits::kBlockM;
+
+  if constexpr (Traits::kRowCalls) {
+    static_assert(kRowGroup == kWgmmaM, "a consumer has one group of rows");
+    tile.rows_go = 0;
+    const int32_t* const last_calls = args.last_calls + tile.batch * args.last_calls_stride;
+#pragma unroll
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      const int row = tile.row + consumer * kWgmmaM;
+      const int left = row < args.q_len ? last_calls[row / kWgmmaM] - args.call : 0;
+      const RowsGo go = left < 0 ? RowsGo::kNowhere : left > 0 ? RowsGo::kToSum : RowsGo::kToOut;
+      tile.rows_go |= static_cast<int>(go) << (2 * consumer);
+    }
+  }
 
   constexpr int kBlockN = Traits::kBlockN;
   if (Traits::kRanges) {
@@ -173,8 +206,8 @@ struct ForwardProducer {
   }
 
   // Returns tile `index`, or the next one that is not skipped, whose number `index` becomes.
-  __device__ __forceinline__ TileInfo Find(int& index) const {
-    TileInfo found = MakeTile<Traits>(args, index);
+  __device__ __forceinline__ TileInfoOf<Traits> Find(int& index) const {
+    TileInfoOf<Traits> found = MakeTile<Traits>(args, index);
     while (IsSkipped(args, found)) {
       index = After(index);
       found = MakeTile<Traits>(args, index);
@@ -189,18 +222,18 @@ template <class Traits>
 __device__ __forceinline__ void ForwardProducer<Traits>::Run() {
   // If the consumers leave the producer few registers, it keeps its tiles in shared memory.
   constexpr bool kInShared = Traits::kProducerRegisters < 40;
-  TileInfo own_tile, own_next_tile;
-  TileInfo& next_tile = kInShared ? shared.next_tile : own_next_tile;
+  TileInfoOf<Traits> own_tile, own_next_tile;
+  TileInfoOf<Traits>& next_tile = kInShared ? shared.next_tile : own_next_tile;
   int index = blockIdx.x;
   next_tile = Find(index);
   for (;;) {
     int next = 0;
     Barrier* q_full = &shared.q_full[q_slot.stage];
     Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
-    TileInfo& shared_tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
+    TileInfoOf<Traits>& shared_tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
     shared_tile = next_tile;
     if (!kInShared) own_tile = next_tile;
-    const TileInfo& tile = kInShared ? shared_tile : own_tile;
+    const TileInfoOf<Traits>& tile = kInShared ? shared_tile : own_tile;
     if (tile.batch < 0) {
       Arrive(q_full);
       break;
@@ -235,6 +268,23 @@ __device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo
                                          int first_row) {
   return args.lse + (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
          first_row;
+}
+
+// Returns where the rows of a consumer go.
+template <class Tile>
+__device__ __forceinline__ RowsGo WhereRowsGo(const Tile& tile, int consumer) {
+  if constexpr (std::is_same_v<Tile, TileInfo>) {
+    return RowsGo::kToOut;
+  } else {
+    return static_cast<RowsGo>(tile.rows_go >> (2 * consumer) & 3);
+  }
+}
+
+// Returns the tensor that rows go to. The sum has the strides of `out` (RowCalls).
+__device__ __forceinline__ AttentionOperand TargetOf(const ForwardArgs& args, RowsGo rows_go) {
+  AttentionOperand to = args.out;
+  if (rows_go == RowsGo::kToSum) to.data = args.sum.data;
+  return to;
 }
 
 // Returns whether a warp's rows are left to the repair of common/isolation.h: O is not finite.
@@ -286,8 +336,11 @@ void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t
   args->out = params.out;
   args->out_is_float = params.out_dtype == DType::kFloat32;
   args->merge = params.merge;
-  if (params.merge) args->sum = params.sum.data == nullptr ? params.out : params.sum;
-  args->skip_empty = args->out_is_float && args->sum.data == args->out.data;
+  args->sum = params.sum.data == nullptr ? params.out : params.sum;
+  args->last_calls = params.rows.last;
+  args->last_calls_stride = static_cast<int>(params.rows.batch_stride);
+  args->call = params.rows.call;
+  args->skip_empty = params.merge && (params.rows.last != nullptr || params.sum.data == nullptr);
   args->lse = static_cast<float*>(params.lse);
   args->sinks = static_cast<const float*>(params.sinks);
   args->visible = shape.visible;
@@ -298,7 +351,11 @@ void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t
   args->batch_heads = static_cast<int>(shape.batch * shape.num_heads);
   args->heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
   args->value_dim = static_cast<int>(shape.value_dim);
-  args->tile_rows = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
+  const bool some_rows = params.merge && params.rows.last != nullptr;
+  const int64_t end_row = some_rows ? params.rows.end : shape.q_len;
+  args->tile_rows_end = static_cast<int>((end_row + Traits::kBlockM - 1) / Traits::kBlockM);
+  args->tile_rows =
+      args->tile_rows_end - (some_rows ? static_cast<int>(params.rows.begin / Traits::kBlockM) : 0);
   args->tiles = args->tile_rows * args->batch_heads;
   args->scale = static_cast<float>(shape.softmax_scale);
   args->inverse_scale = 1 / args->scale;
@@ -315,6 +372,7 @@ void StartForward(void (*kernel)(Args), const Args& args, bool non_persistent) {
   BURST_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const int multiprocessors = cuda::CurrentContext().multiprocessors;
+  if (args.tiles == 0) return;
   const int blocks = non_persistent ? args.tiles : std::min(args.tiles, multiprocessors);
   kernel<<<blocks, Traits::kThreads, kSharedBytes, cuda::CurrentStream()>>>(args);
   BURST_CUDA_CHECK_LAUNCH("attention forward");

@@ -99,8 +99,10 @@ __device__ __forceinline__ void Fp8ForwardResume(const Fp8ForwardArgs& args, con
 // Stores O / sum and lse of the thread's rows. v_scale: the units of O.
 template <class Traits>
 __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, const TileInfo& tile,
-                                                 int first_row, ScaledSoftmax& softmax,
-                                                 const float (&o)[64], float v_scale) {
+                                                 RowsGo rows_go, int first_row,
+                                                 ScaledSoftmax& softmax, const float (&o)[64],
+                                                 float v_scale) {
+  if (rows_go == RowsGo::kNowhere) return;
   if (LeaveToRepair<Traits>(args, tile, first_row, o)) return;
   float* lse_row = LseRow(args, tile, first_row);
   bool valid[2];
@@ -121,9 +123,9 @@ __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, con
     const float lse = sum != 0 ? max + __logf(sum) : -INFINITY;
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
-  StoreRows<typename Traits::Element, 128>(args.out_is_float, o, factor, args.out,
-                                           Offset(args.out, tile.batch, tile.head, first_row),
-                                           valid, args.value_dim);
+  StoreRows<typename Traits::Element, 128>(
+      args.out_is_float || rows_go == RowsGo::kToSum, o, factor, TargetOf(args, rows_go),
+      Offset(args.out, tile.batch, tile.head, first_row), valid, args.value_dim);
 }
 
 // Returns the thread's first row, computed again wherever it is needed, to save a register.
@@ -324,7 +326,7 @@ __device__ __forceinline__ void Fp8ForwardConsumer<Traits>::Run() {
   ScaledSoftmax softmax;
   for (;; ++tiles) {
     Wait(&shared.q_full[QStage()], tiles / 2 % 2);
-    const TileInfo& info = shared.tile[tiles % 4];
+    const TileInfoOf<Traits>& info = shared.tile[tiles % 4];
     if (info.batch < 0) break;
     Fp8Tile<Traits> tile(args, info, consumer, softmax);
     if (args.merge) {
@@ -350,7 +352,8 @@ __device__ __forceinline__ void Fp8ForwardConsumer<Traits>::Run() {
     } else {
       Arrive(&shared.q_empty[QStage()]);
     }
-    Fp8ForwardFinish<Traits>(args, info, info.row + RowInTile(consumer), softmax, o, tile.v_scale);
+    Fp8ForwardFinish<Traits>(args, info, WhereRowsGo(info, consumer),
+                             info.row + RowInTile(consumer), softmax, o, tile.v_scale);
   }
 }
 
@@ -398,7 +401,11 @@ void LaunchFp8Forward(const FlashForwardParams& params, const Fp8Operands& opera
   args.q_scales = operands.q_scales;
   args.k_scales = operands.k_scales;
   args.v_scales = operands.v_scales;
-  StartForward<Traits>(Fp8ForwardKernel<Traits>, args, params.non_persistent);
+  if (params.rows.last == nullptr) {
+    return StartForward<Traits>(Fp8ForwardKernel<Traits>, args, params.non_persistent);
+  }
+  using RowTraits = WithRowCalls<Traits>;
+  StartForward<RowTraits>(Fp8ForwardKernel<RowTraits>, args, params.non_persistent);
 }
 
 template void LaunchFp8Forward<Variants<BFloat16>::BURST_VARIANT>(const FlashForwardParams&,

@@ -58,7 +58,7 @@ struct ForwardTraits {
   static constexpr int kBlockN = kBlockN_;         // keys
   static constexpr int kQStages = kQStages_;
   static constexpr int kStages = kStages_;  // stages of K, and of V
-  static constexpr bool kFp8 = false;
+  static constexpr bool kFp8 = false, kRowCalls = false;
   static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
@@ -98,7 +98,7 @@ struct Fp8ForwardTraits {
   static constexpr int kBlockN = 128;              // keys
   static constexpr int kQStages = 2;
   static constexpr int kStages = 4;  // stages of K, and of V
-  static constexpr bool kFp8 = true;
+  static constexpr bool kFp8 = true, kRowCalls = false;
   static constexpr MaskForm kMask = kForm;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
