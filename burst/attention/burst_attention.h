@@ -55,7 +55,7 @@ namespace burst {
 
 struct SideOfStep;
 
-enum class BackwardDirection { kAuto, kBurst, kRing };  // kAuto: the one that sends fewer bytes
+enum class BackwardDirection { kAuto, kBurst, kRing };  // kAuto: see Direction
 
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name);  // "auto", ...
 const char* Name(BackwardDirection direction);
@@ -118,8 +118,9 @@ class BurstAttention : public SequenceParallelAttention {
 
   ScoreOptions scores() const override { return options_.scores; }
 
-  // The direction Backward takes: that of the options, or the one in which all ranks together send
-  // fewer bytes under this schedule.
+  // The direction that Backward takes: the one of the options, or the one whose busiest rank has
+  // less work. If these are nearly equal, it is the one in which all ranks together send fewer
+  // bytes.
   BackwardDirection Direction(const RingSchedule& schedule, int64_t num_heads, int64_t num_kv_heads,
                               const HeadWidths& widths, DType dtype) const;
 

@@ -26,6 +26,10 @@ class GradientSum {
   bool KernelsConvert() const;
   // Makes the result of the sum and of what arrived after the last call (null: nothing).
   void Finish(const Tensor& arrived) const;
+  // Makes the result if only some rows arrived. places: the device's RingSchedule::key_places or
+  // query_places.
+  void Finish(const Tensor& arrived, const std::vector<BlockRows>& rows,
+              const int32_t* places) const;
 
  private:
   Tensor result_, sum_;
@@ -67,9 +71,10 @@ class BackwardSide {
 // The side that travels: what the ring sends of its block, and the gradients that come back.
 class TravelingSide {
  public:
-  // rows: those that this rank sends; null: all. Both pointers must outlive the object.
+  // rows: those that this rank sends; null: all. places: of its tokens among them, on the device.
+  // All pointers must outlive the object.
   TravelingSide(const BackwardSide* own, const RingRoute& route, const std::vector<BlockRows>* rows,
-                DType in_transit);
+                const int32_t* places, DType in_transit);
 
   const Ring::Block& sent() const { return sent_; }
   Ring::BlockGradients* gradients() { return &gradients_; }
@@ -82,6 +87,8 @@ class TravelingSide {
   const BackwardSide& own_;
   const int rank_;
   const std::vector<BlockRows>* const rows_;
+  const int32_t* const places_;
+  const bool returns_early_;  // what has come back is in gradients_.own, and not only in last
   Ring::Block sent_;
   Ring::BlockGradients gradients_;
 };
@@ -144,6 +151,16 @@ bool GradientSum::KernelsConvert() const {
          reinterpret_cast<uintptr_t>(result_.raw_data()) % 16 == 0;
 }
 
+void GradientSum::Finish(const Tensor& arrived, const std::vector<BlockRows>& rows,
+                         const int32_t* places) const {
+  const bool in_place = sum_.raw_data() == result_.raw_data();
+  if (!in_place && result_.device() != DeviceType::kCpu) {
+    return FlashConvert(sum_, result_, arrived, places);
+  }
+  AddToRows(arrived, sum_, kSeqAxis, rows);
+  Finish(/*arrived=*/Tensor());
+}
+
 void GradientSum::Finish(const Tensor& arrived) const {
   if (sum_.raw_data() != result_.raw_data()) {
     FlashConvert(sum_, result_, arrived);
@@ -184,8 +201,14 @@ void BackwardSide::Finish(const Ring::Tensors& arrived) const {
 }
 
 TravelingSide::TravelingSide(const BackwardSide* own, const RingRoute& route,
-                             const std::vector<BlockRows>* rows, DType in_transit)
-    : own_(*own), rank_(route.rank), rows_(rows), sent_(own->block()) {
+                             const std::vector<BlockRows>* rows, const int32_t* places,
+                             DType in_transit)
+    : own_(*own),
+      rank_(route.rank),
+      rows_(rows),
+      places_(places),
+      returns_early_(OwnGradientReturnsEarly(route)),
+      sent_(own->block()) {
   if (route.lengths.size() > 1) sent_ = BlockForSending(sent_, rows);
   gradients_.in_transit = in_transit;
   for (const GradientSum& gradient : own->gradients()) {
@@ -193,7 +216,8 @@ TravelingSide::TravelingSide(const BackwardSide* own, const RingRoute& route,
     if (rows != nullptr) {
       Shape shape = returning.shape();
       shape[kSeqAxis] = route.lengths[rank_];
-      returning = Tensor::Zeros(shape, returning.dtype(), returning.device());
+      returning = Tensor::Empty(shape, returning.dtype(), returning.device());
+      if (returns_early_) returning.Fill(0);
     }
     gradients_.own.push_back({returning, kSeqAxis});
   }
@@ -211,17 +235,14 @@ SideOfStep TravelingSide::OfStep(int source, const Ring::Tensors& visiting,
 
 // If the ring returns gradients of some rows only, they are added to the full gradients at the end.
 void TravelingSide::Finish() {
-  if (rows_ != nullptr) {
-    for (size_t i = 0; i < gradients_.own.size(); ++i) {
-      const Tensor& returned = gradients_.own[i].tensor;
-      if (!gradients_.last.empty()) returned.Add(gradients_.last[i]);
-      if (returned.numel() > 0) {
-        AddToRows(returned, own_.gradients()[i].sum(), kSeqAxis, *rows_);
-      }
-    }
-    gradients_.last.clear();
+  if (rows_ == nullptr) return own_.Finish(gradients_.last);
+  const bool has_last = !gradients_.last.empty();
+  if (rows_->empty() || (!has_last && !returns_early_)) return own_.Finish(/*arrived=*/{});
+  for (size_t i = 0; i < gradients_.own.size(); ++i) {
+    const Tensor& early = gradients_.own[i].tensor;
+    if (returns_early_ && has_last) early.Add(gradients_.last[i]);
+    own_.gradients()[i].Finish(returns_early_ ? early : gradients_.last[i], *rows_, places_);
   }
-  own_.Finish(gradients_.last);
 }
 
 // ---- The backward.
@@ -246,6 +267,13 @@ BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_
   // K, V; dK, dV
   const int64_t ring = keys.block_tokens.total() * num_kv_heads * both_widths * size +
                        keys.gradient_tokens.total() * num_kv_heads * both_widths * gradient_size;
+  // Where packed documents are dealt by the work of their queries, the owners of keys may have
+  // more.
+  constexpr double kMuch = 1.05;
+  const auto by_queries = static_cast<double>(schedule.busiest_by_queries());
+  const auto by_keys = static_cast<double>(schedule.busiest_by_keys());
+  if (by_keys > kMuch * by_queries) return BackwardDirection::kRing;
+  if (by_queries > kMuch * by_keys) return BackwardDirection::kBurst;
   return burst <= ring ? BackwardDirection::kBurst : BackwardDirection::kRing;
 }
 
@@ -321,8 +349,12 @@ absl::Status BurstAttention::Backward(const AttentionCall& call, const Attention
   if (plan.last_converts) keys.LetKernelsConvert();
 
   const RingRoute& route = burst ? schedule.query_route() : schedule.kv_route();
-  TravelingSide traveling(burst ? &queries : &keys, route,
-                          burst ? schedule.query_rows() : schedule.key_rows(),
+  const auto* const rows = burst ? schedule.query_rows() : schedule.key_rows();
+  const int32_t* places = nullptr;
+  if (rows != nullptr) {
+    places = burst ? schedule.query_places(q.device()) : schedule.key_places(q.device());
+  }
+  TravelingSide traveling(burst ? &queries : &keys, route, rows, places,
                           RingGradDTypeOf(q.dtype()));
   const BackwardSide& staying = burst ? keys : queries;
   const SideOfStep stays = staying.OfStep();

@@ -23,37 +23,81 @@ using Positions = std::vector<int32_t>;
 constexpr size_t kMostPieces = 64;
 constexpr double kMostOfBlock = 0.75;
 
-// Marks the tokens whose counterparts, queries or keys, are not all among the neighbors that the
-// rank has. `starts` are the starts of the row's documents, or null.
-void MarkRow(BlockOf block, const IntervalMask& mask, const Positions* starts, bool has_spans,
-             int64_t seqlen, const Positions& positions, std::vector<bool>* needed) {
+// Calls f(i, begin, end) for every token, positions[i]. Its counterparts are [begin, end): the keys
+// that a query may see, or the queries that may see a key.
+template <typename Function>
+void ForEachToken(BlockOf block, const IntervalMask& mask, int64_t row, int64_t seqlen,
+                  const Positions& positions, Function f) {
   constexpr int64_t kInfinity = std::numeric_limits<int32_t>::max();
   const int64_t window = mask.window > 0 ? std::min(mask.window, kInfinity) : kInfinity;
-  const auto n = static_cast<int64_t>(positions.size());
+  const DocumentStarts& documents = mask.documents;
+  const Spans& spans = mask.spans;
+  const Positions* const starts =
+      documents.empty() ? nullptr : &documents[documents.size() == 1 ? 0 : row];
+  const bool has_spans = !spans.empty() && !spans[spans.size() == 1 ? 0 : row].empty();
   size_t next_document = 0;
   int64_t document_begin = 0, document_end = seqlen;
-  for (int64_t first = 0; first < n;) {
-    int64_t last = first + 1;  // [first, last): positions without a gap
-    while (last < n && positions[last] == positions[last - 1] + 1) ++last;
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t t = positions[i];
-      if (starts != nullptr) {
-        while (next_document < starts->size() && (*starts)[next_document] <= t) {
-          document_begin = (*starts)[next_document++];
-        }
-        document_end = next_document < starts->size() ? (*starts)[next_document] : seqlen;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const int64_t t = positions[i];
+    if (starts != nullptr) {
+      while (next_document < starts->size() && (*starts)[next_document] <= t) {
+        document_begin = (*starts)[next_document++];
       }
-      int64_t begin = document_begin, end = document_end;  // range of possible counterparts
-      if (!has_spans) {
-        begin = std::max(begin, t - window + 1);
-        end = std::min(end, t + window);
-        // Later tokens see a key, and a query sees earlier ones.
-        if (mask.causal && block == BlockOf::kKeys) begin = t;
-        if (mask.causal && block == BlockOf::kQueries) end = t + 1;
-      }
-      if (begin < positions[first] || end > positions[last - 1] + 1) (*needed)[i] = true;
+      document_end = next_document < starts->size() ? (*starts)[next_document] : seqlen;
     }
-    first = last;
+    int64_t begin = document_begin, end = document_end;
+    if (!has_spans) {
+      begin = std::max(begin, t - window + 1);
+      end = std::min(end, t + window);
+      // Later tokens see a key, and a query sees earlier ones.
+      if (mask.causal && block == BlockOf::kKeys) begin = t;
+      if (mask.causal && block == BlockOf::kQueries) end = t + 1;
+    }
+    f(i, begin, end);
+  }
+}
+
+// Marks the tokens whose counterparts are not all among the neighbors that the rank has.
+void MarkIntervals(BlockOf block, const IntervalMask& mask, int64_t seqlen,
+                   const Positions& positions, std::vector<bool>* needed) {
+  for (int64_t row = 0; row < mask.rows(); ++row) {
+    size_t last = 0;           // the end of a run of positions without a gap
+    int64_t first_in_run = 0;  // its first position
+    ForEachToken(block, mask, row, seqlen, positions, [&](size_t i, int64_t begin, int64_t end) {
+      if (i == last) {
+        first_in_run = positions[i];
+        do ++last;
+        while (last < positions.size() && positions[last] == positions[last - 1] + 1);
+      }
+      if (begin < first_in_run || end > positions[last - 1] + 1) (*needed)[i] = true;
+    });
+  }
+}
+
+// Marks the tokens of slices whose counterparts are not all on the rank.
+void MarkSlices(BlockOf block, const MaskSlices& slices, int64_t seqlen, const Positions& positions,
+                std::vector<bool>* needed) {
+  const auto place = [&](int64_t position) {
+    return std::lower_bound(positions.begin(), positions.end(), position) - positions.begin();
+  };
+  std::vector<int64_t> change(positions.size() + 1);  // of the slices that need a token
+  for (const std::vector<MaskSlice>& row : slices) {
+    for (const MaskSlice& slice : row) {
+      const int64_t queries[] = {slice.q_begin, slice.q_end};
+      const int64_t keys[] = {std::max<int64_t>(slice.k_begin, 0),
+                              std::min<int64_t>(slice.k_end, seqlen)};
+      const auto& [begin, end] = block == BlockOf::kKeys ? keys : queries;
+      const auto& [other_begin, other_end] = block == BlockOf::kKeys ? queries : keys;
+      if (place(other_end) - place(other_begin) >= other_end - other_begin || begin >= end)
+        continue;
+      ++change[place(begin)];
+      --change[place(end)];
+    }
+  }
+  int64_t needing = 0;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    needing += change[i];
+    if (needing > 0) (*needed)[i] = true;
   }
 }
 
@@ -74,21 +118,15 @@ std::vector<BlockRows> FindRows(const Positions& some, const Positions& all) {
 
 // Returns the tokens that others need, of a rank's `positions`, increasing: keys that queries of
 // others see, or queries that see keys of others. Null means to send all of them, because most are
-// needed, they are in many pieces, or the mask is one of slices. Takes O(positions) for each row.
+// needed or they are in many pieces. Takes O(positions + slices * log positions) for each row.
 std::optional<Positions> NeededElsewhere(BlockOf block, const Mask& mask, int64_t seqlen,
                                          const Positions& positions) {
-  const IntervalMask* const intervals = mask.intervals();
-  if (intervals == nullptr || (intervals->documents.empty() && intervals->window == 0)) {
-    return std::nullopt;
-  }
-  const DocumentStarts& documents = intervals->documents;
-  const Spans& spans = intervals->spans;
   std::vector<bool> needed(positions.size());
-  for (int64_t row = 0; row < intervals->rows(); ++row) {
-    const Positions* const starts =
-        documents.empty() ? nullptr : &documents[documents.size() == 1 ? 0 : row];
-    const bool has_spans = !spans.empty() && !spans[spans.size() == 1 ? 0 : row].empty();
-    MarkRow(block, *intervals, starts, has_spans, seqlen, positions, &needed);
+  if (const IntervalMask* const intervals = mask.intervals()) {
+    if (intervals->documents.empty() && intervals->window == 0) return std::nullopt;
+    MarkIntervals(block, *intervals, seqlen, positions, &needed);
+  } else {
+    MarkSlices(block, *mask.slices(), seqlen, positions, &needed);
   }
   Positions some;
   for (size_t i = 0; i < positions.size(); ++i) {
@@ -99,6 +137,22 @@ std::optional<Positions> NeededElsewhere(BlockOf block, const Mask& mask, int64_
     return std::nullopt;
   }
   return some;
+}
+
+// Returns the most pairs of a rank's queries, or of its keys, if there are documents; otherwise 0.
+int64_t BusiestRank(BlockOf block, const Mask& mask, const TokenShard& tokens) {
+  const IntervalMask* const intervals = mask.intervals();
+  if (intervals == nullptr || intervals->documents.empty()) return 0;
+  int64_t most = 0;
+  for (int r = 0; r < tokens.num_groups(); ++r) {
+    int64_t pairs = 0;
+    for (int64_t row = 0; row < intervals->rows(); ++row) {
+      ForEachToken(block, *intervals, row, tokens.seqlen(), tokens.group_positions(r),
+                   [&](size_t, int64_t begin, int64_t end) { pairs += end - begin; });
+    }
+    most = std::max(most, pairs);
+  }
+  return most;
 }
 
 }  // namespace
@@ -171,9 +225,15 @@ void RingSchedule::FillSent(BlockOf block, const TokenShard& tokens, Blocks* blo
   for (int r = 0; r < tokens.num_groups(); ++r) {
     blocks->sent[r] = NeededElsewhere(block, mask_, tokens.seqlen(), tokens.group_positions(r));
   }
+  blocks->busiest = BusiestRank(block, mask_, tokens);
   const int rank = tokens.group_index();
   if (!blocks->sent[rank].has_value()) return;
   blocks->rows = FindRows(*blocks->sent[rank], tokens.group_positions(rank));
+  blocks->places.assign(tokens.group_positions(rank).size(), -1);
+  int32_t place = 0;
+  for (const BlockRows& rows : *blocks->rows) {
+    for (int64_t i = rows.begin; i < rows.begin + rows.count; ++i) blocks->places[i] = place++;
+  }
 }
 
 void RingSchedule::Fill(int ranks_per_node) {

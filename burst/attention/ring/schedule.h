@@ -59,6 +59,20 @@ class RingSchedule {
     return queries_.rows ? &*queries_.rows : nullptr;
   }
 
+  // The most pairs that a rank computes where queries stay, and where keys stay. 0: not counted,
+  // because the mask has no documents.
+  int64_t busiest_by_queries() const { return queries_.busiest; }
+  int64_t busiest_by_keys() const { return kv_.busiest; }
+
+  // The place of each of this rank's tokens among the sent ones, or -1, where key_rows and
+  // query_rows are not null. Memory of the device.
+  const int32_t* key_places(DeviceType device) const {
+    return kv_.places_on.On(device, kv_.places);
+  }
+  const int32_t* query_places(DeviceType device) const {
+    return queries_.places_on.On(device, queries_.places);
+  }
+
   // The positions of the keys, or of the queries, that a step with the block of rank `source`
   // reads. These are all of this rank's own, or those that `source` sends. Memory of the device.
   const int32_t* key_positions(int source, DeviceType device) const {
@@ -82,6 +96,9 @@ class RingSchedule {
     RingRoute route;
     std::vector<std::optional<std::vector<int32_t>>> sent;  // by rank; null: all it has
     std::optional<std::vector<BlockRows>> rows;             // this rank's rows; null: all
+    std::vector<int32_t> places;                            // with rows: of its tokens in the rows
+    KernelArray<int32_t> places_on;                         // a device
+    int64_t busiest = 0;                                    // the most pairs of a rank's tokens
     std::vector<KernelArray<int32_t>> positions;            // by rank, of what a step reads
   };
   // The plans of calls. Threads may share them.
