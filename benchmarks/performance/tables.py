@@ -144,7 +144,7 @@ def balance():
     "Work" is the busiest rank's work divided by the mean. "Sent" is the number of tokens whose K and V all
     ranks send, divided by the length of the sequence."""
     rows = []
-    for row in load("balance_xeon")["rows"]:
+    for row in load("balance")["rows"]:
         if row["longest_document"] * 4 != row["tokens"]:
             continue
         cells = [number(row["tokens"]), number(row["ranks"])]
