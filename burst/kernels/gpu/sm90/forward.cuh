@@ -106,7 +106,8 @@ __device__ __forceinline__ TileInfoOf<Traits> MakeTile(const ForwardArgs& args, 
   tile.batch = place.head / args.num_heads;
   tile.head = place.head % args.num_heads;
   tile.kv_head = tile.head / args.heads_per_kv;
-  tile.row = (args.tile_rows_end - 1 - place.nth) * Traits::kBlockM;
+  const int end = Traits::kRowCalls ? args.tile_rows_end : args.tile_rows;
+  tile.row = (end - 1 - place.nth) * Traits::kBlockM;
 
   if constexpr (Traits::kRowCalls) {
     static_assert(kRowGroup == kWgmmaM, "a consumer has one group of rows");
