@@ -65,21 +65,27 @@ TEST_F(Launchers, MpirunPassesSignalsOn) {
     Arguments options;
   } cases[] = {{SIGINT, fast_}, {SIGUSR1, fast_}, {SIGINT, tiny_}};
   for (const auto& c : cases) {
-    std::filesystem::remove_all(Path("mpi"));
     std::filesystem::remove_all(Path("straight"));
     MakeStraight(Plus(c.options, threads_));
-    Subprocess process(Mpirun({}, c.options), {folder_, /*mpi=*/true});
-    AwaitRows("mpi", 3, process);
-    process.Signal(c.number);
-    const Result result = EndOf(process);
-    EXPECT_NE(result.exit_code, 0);
-    // After SIGINT mpirun no longer prints what its processes say.
-    if (c.number != SIGINT) {
-      EXPECT_TRUE(Says(result, "stopped after step")) << result.out << result.err;
+    // mpirun grants a second after SIGINT, in which a busy machine may not finish a step.
+    constexpr int kChances = 3;
+    Result result;
+    for (int chance = 0; chance < kChances; ++chance) {
+      std::filesystem::remove_all(Path("mpi"));
+      Subprocess process(Mpirun({}, c.options), {folder_, /*mpi=*/true});
+      AwaitRows("mpi", 3, process);
+      process.Signal(c.number);
+      result = EndOf(process);
+      EXPECT_NE(result.exit_code, 0);
+      // After SIGINT mpirun no longer prints what its processes say.
+      if (c.number != SIGINT) {
+        EXPECT_TRUE(Says(result, "stopped after step")) << result.out << result.err;
+      }
+      EXPECT_LT(Rows("mpi").size(), Rows("straight").size());
+      // If mpirun was quicker, the process that saves may still be at work.
+      for (int i = 0; i < 1000 && !HasCheckpoint("mpi"); ++i) SleepMs(10);
+      if (HasCheckpoint("mpi")) break;
     }
-    EXPECT_LT(Rows("mpi").size(), Rows("straight").size());
-    // If mpirun was quicker, the process that saves may still be at work.
-    for (int i = 0; i < 1000 && !HasCheckpoint("mpi"); ++i) SleepMs(10);
     ASSERT_TRUE(HasCheckpoint("mpi")) << result.out << result.err;
     ExpectContinues("mpi", Plus(c.options, threads_));
   }
