@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -178,6 +179,61 @@ TEST(Tokenizer, TheFlagsOfTokenizerConfigWin) {
         << status;
     EXPECT_TRUE(absl::StrContains(status.message(), message)) << status;
   }
+}
+
+// AutoTokenizer of transformers gave the expected tokens for the same folders. Its tokens "burst"
+// and "round" are in the vocabulary, and no added tokens.
+TEST(Tokenizer, TokensThatTheConfigNamesAreSpecial) {
+  const std::string folder = FreshTestFolder();
+  const Json a = {{"content", "<|a|>"}, {"lstrip", false},     {"rstrip", false},
+                  {"special", false},   {"normalized", false}, {"single_word", false}};
+  const auto load = [&](const Json& config, const Json& map) {
+    Json json = Json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+    Json added = a;
+    added["id"] = 400;
+    json["added_tokens"] = {added};
+    std::ofstream(folder + "/tokenizer.json") << json.dump();
+    std::ofstream(folder + "/tokenizer_config.json") << config.dump();
+    if (!map.is_null()) std::ofstream(folder + "/special_tokens_map.json") << map.dump();
+    const auto tokenizer = Tokenizer::Load(folder);
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    std::filesystem::remove(folder + "/special_tokens_map.json");
+    return *tokenizer;
+  };
+  using Tokens = std::vector<int32_t>;
+  const Tokens as_is = {78, 220, 396, 400, 270, 320, 220, 396, 82},
+               burst = {78, 220, 396, 400, 220, 346, 220, 396, 82},
+               stripped_round = {78, 396, 400, 270, 320, 396, 82};
+  const Json round = {{"__type", "AddedToken"}, {"content", "round"}, {"lstrip", true}};
+  struct Case {
+    Json config, map;
+    Tokens tokens;
+  };
+  const Case cases[] = {{Json::object(), {}, as_is},
+                        {{{"eos_token", "burst"}}, {}, burst},
+                        {{{"eos_token", nullptr}, {"mask_token", "burst"}}, {}, burst},
+                        {{{"eos_token", round}}, {}, stripped_round},
+                        {{{"eos_token", "<|new|>"}}, {}, as_is},
+                        {{{"additional_special_tokens", {"round", "burst"}}}, {}, burst},
+                        {{{"extra_special_tokens", {{"image_token", "burst"}}}}, {}, burst},
+                        // special_tokens_map.json wins, but not over added_tokens_decoder.
+                        {{{"eos_token", "burst"}}, {{"eos_token", "round"}}, as_is},
+                        {Json::object(), {{"pad_token", round}}, stripped_round},
+                        {{{"eos_token", "burst"}, {"added_tokens_decoder", {{"400", a}}}},
+                         {{"bos_token", round}},
+                         burst}};
+  for (const Case& c : cases) {
+    EXPECT_EQ(TokensOf(load(c.config, c.map), "o round<|a|> burst rounds", Specials::kAreTokens),
+              c.tokens)
+        << c.config << " " << c.map;
+  }
+  // Text that is not from a template holds no special token.
+  const auto is_text = [&](const Json& config, const char* text, int32_t id) {
+    const Tokens found = TokensOf(load(config, {}), text, Specials::kAreText);
+    return std::count(found.begin(), found.end(), id) == 0;
+  };
+  EXPECT_FALSE(is_text(Json::object(), "o<|a|>", 400));
+  EXPECT_TRUE(is_text({{"pad_token", "<|a|>"}}, "o<|a|>", 400));
 }
 
 }  // namespace

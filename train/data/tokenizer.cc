@@ -183,7 +183,12 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     const std::string config = in_folder("tokenizer_config.json");
     if (is_folder && fs::exists(config, error)) {
       BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(config, kMaxTokenizerBytes));
-      absl::StatusOr<std::string> merged = WithTokensOfConfig(std::move(json), text);
+      const std::string map = in_folder("special_tokens_map.json");
+      std::string map_text;
+      if (fs::exists(map, error)) {
+        BURST_ASSIGN_OR_RETURN(map_text, ReadFile(map, kMaxTokenizerBytes));
+      }
+      absl::StatusOr<std::string> merged = WithTokensOfConfig(std::move(json), text, map_text);
       if (!merged.ok()) return named(config, merged.status());
       json = *std::move(merged);
     }

@@ -252,52 +252,119 @@ class Reader {
 
 absl::StatusOr<BpeFile> ParseTokenizerJson(absl::string_view text) { return Reader().Read(text); }
 
+namespace {
+
+// Completes the added tokens of a tokenizer.json.
+class AddedTokens {
+ public:
+  // `json` must be an object whose added_tokens are a list of tokens with different texts.
+  explicit AddedTokens(Json* json) : vocab_(Get(Get(*json, "model"), "vocab")) {
+    Json& added = (*json)["added_tokens"];
+    if (added.is_null()) added = Json::array();
+    added_ = &added;
+    for (const Json& token : added) {
+      const Json& content = Get(token, "content");
+      if (content.is_string()) places_.emplace(content.get<std::string>(), places_.size());
+    }
+  }
+  bool are_readable() const { return places_.size() == added_->size(); }
+  bool changed() const { return changed_; }
+
+  // Adds a token of added_tokens_decoder, or changes its flags.
+  absl::Status Decoder(int32_t id, const Json& flags) {
+    const std::string content = Get(flags, "content");
+    const std::string of = absl::StrCat("added_tokens_decoder: ", Shown(content));
+    const auto [place, is_new] = places_.emplace(content, added_->size());
+    if (is_new) added_->push_back({{"id", id}, {"content", content}});
+    Json& token = (*added_)[place->second];
+    if (Get(token, "id") != id) {
+      return InvalidField(of, " must have the id of tokenizer.json, ", Get(token, "id").dump(),
+                          "; got ", id, "; save the folder with transformers");
+    }
+    BURST_ASSIGN_OR_RETURN(const bool special, GetBool(flags, "special", false, of));
+    return SetFlags(flags, special, of, &token);
+  }
+
+  // Makes a token special that has a name: its text, or an object with its flags, which count only
+  // where it is new.
+  absl::Status Named(const char* name, const Json& given) {
+    const Json& content = given.is_object() ? Get(given, "content") : given;
+    if (!content.is_string() || content == "") return absl::OkStatus();
+    const std::string text = content, of = absl::StrCat(name, ": ", Shown(text));
+    const auto found = places_.find(text);
+    if (found != places_.end()) {
+      Json& token = (*added_)[found->second];
+      BURST_ASSIGN_OR_RETURN(const bool was_special, GetBool(token, "special", false, of));
+      token["special"] = true;
+      changed_ |= !was_special;
+      return absl::OkStatus();
+    }
+    const Json& id = Get(vocab_, text.c_str());
+    if (!id.is_number_integer()) return absl::OkStatus();
+    places_.emplace(text, added_->size());
+    added_->push_back({{"id", id}, {"content", text}});
+    return SetFlags(given, /*special=*/true, of, &added_->back());
+  }
+
+ private:
+  absl::Status SetFlags(const Json& flags, bool special, const std::string& of, Json* token) {
+    const Json before = *token;
+    for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
+      BURST_ASSIGN_OR_RETURN((*token)[flag], GetBool(flags, flag, false, of));
+    }
+    if ((*token)["single_word"] == true) {
+      return InvalidField(of, ": single_word is not supported");
+    }
+    BURST_ASSIGN_OR_RETURN(const bool was_special, GetBool(before, "special", false, of));
+    (*token)["special"] = special || was_special;
+    BURST_ASSIGN_OR_RETURN((*token)["normalized"], GetBool(flags, "normalized", !special, of));
+    changed_ |= *token != before;
+    return absl::OkStatus();
+  }
+
+  const Json& vocab_;
+  Json* added_;
+  absl::flat_hash_map<std::string, size_t> places_;  // by the text
+  bool changed_ = false;
+};
+
+}  // namespace
+
 absl::StatusOr<std::string> WithTokensOfConfig(std::string tokenizer_json,
-                                               absl::string_view tokenizer_config) {
+                                               absl::string_view tokenizer_config,
+                                               absl::string_view special_tokens_map) {
   const Json config = ParseJson(tokenizer_config).value_or(Json());
   const Json& decoder = Get(config, "added_tokens_decoder");
   Json json = ParseJson(tokenizer_json).value_or(Json());
-  if (decoder.is_null() || !json.is_object()) return tokenizer_json;
-  if (!decoder.is_object()) return InvalidField("added_tokens_decoder must be an object");
-  Json& added = json["added_tokens"];
-  if (added.is_null()) added = Json::array();
-  absl::flat_hash_map<std::string, size_t> places;
-  for (const Json& token : added) {
-    const Json& content = Get(token, "content");
-    if (content.is_string()) places.emplace(content.get<std::string>(), places.size());
+  if (!json.is_object()) return tokenizer_json;
+  if (!decoder.is_null() && !decoder.is_object()) {
+    return InvalidField("added_tokens_decoder must be an object");
   }
-  if (places.size() != added.size()) return tokenizer_json;  // reading it names the error
-  std::map<int32_t, const Json*> given;
+  AddedTokens added(&json);
+  if (!added.are_readable()) return tokenizer_json;  // reading it names the error
+  std::map<int32_t, const Json*> by_id;
   for (const auto& [key, token] : decoder.items()) {
     int32_t id = 0;
     if (!absl::SimpleAtoi(key, &id) || !Get(token, "content").is_string()) {
       return InvalidField("added_tokens_decoder: ", Shown(key), " has no id or no content");
     }
-    given[id] = &token;
+    by_id[id] = &token;
   }
-  bool changed = false;
-  for (const auto& [id, flags] : given) {
-    const std::string content = Get(*flags, "content");
-    const std::string of = absl::StrCat("added_tokens_decoder: ", Shown(content));
-    const auto [place, is_new] = places.emplace(content, added.size());
-    if (is_new) added.push_back({{"id", id}, {"content", content}});
-    Json& token = added[place->second];
-    if (Get(token, "id") != id) {
-      return InvalidField(of, " must have the id of tokenizer.json, ", Get(token, "id").dump(),
-                          "; got ", id, "; save the folder with transformers");
-    }
-    const Json before = token;
-    for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
-      BURST_ASSIGN_OR_RETURN(token[flag], GetBool(*flags, flag, false, of));
-    }
-    if (token["single_word"] == true) return InvalidField(of, ": single_word is not supported");
-    BURST_ASSIGN_OR_RETURN(const bool special, GetBool(*flags, "special", false, of));
-    BURST_ASSIGN_OR_RETURN(const bool was_special, GetBool(before, "special", false, of));
-    token["special"] = special || was_special;
-    BURST_ASSIGN_OR_RETURN(token["normalized"], GetBool(*flags, "normalized", !special, of));
-    changed |= token != before;
+  for (const auto& [id, flags] : by_id) BURST_RETURN_IF_ERROR(added.Decoder(id, *flags));
+  Json map;
+  if (decoder.is_null()) map = ParseJson(special_tokens_map).value_or(Json());
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
+                           "cls_token", "mask_token"}) {
+    const Json& of_map = Get(map, name);
+    BURST_RETURN_IF_ERROR(added.Named(name, of_map.is_null() ? Get(config, name) : of_map));
   }
-  return changed ? json.dump() : tokenizer_json;
+  for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
+    const Json& of_map = Get(map, name);
+    const Json& tokens = of_map.is_null() ? Get(config, name) : of_map;
+    if (!tokens.is_structured()) continue;  // a list, or an object of names and tokens
+    for (const Json& token : tokens) BURST_RETURN_IF_ERROR(added.Named(name, token));
+  }
+  return added.changed() ? json.dump() : tokenizer_json;
 }
 
 absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,

@@ -42,12 +42,22 @@ struct BpeFile {
 // Parses a tokenizer.json. InvalidArgument names the field that is wrong or not supported.
 absl::StatusOr<BpeFile> ParseTokenizerJson(absl::string_view text);
 
-// Returns a tokenizer.json with the tokens and flags of added_tokens_decoder in its folder's
-// tokenizer_config.json, which win in AutoTokenizer of transformers. A token stays special if one
-// of the files says so. InvalidArgument names the token that would get another id there, or has a
-// flag that is not supported.
+// Returns a tokenizer.json as AutoTokenizer of transformers completes it with other files of its
+// folder; an empty text: there is no such file.
+//
+// - The tokens and flags of added_tokens_decoder in tokenizer_config.json win. A token stays
+// special
+//   if one of the files says so.
+// - Tokens that the config names, as eos_token and so on, become special. They are added if they
+// are
+//   in the vocabulary. A token that is not in it is left out: a model has no embedding for it.
+// - Without added_tokens_decoder the names of special_tokens_map.json win.
+//
+// InvalidArgument names the token that would get another id there, or has a flag that is not
+// supported.
 absl::StatusOr<std::string> WithTokensOfConfig(std::string tokenizer_json,
-                                               absl::string_view tokenizer_config);
+                                               absl::string_view tokenizer_config,
+                                               absl::string_view special_tokens_map);
 
 // Returns GPT-2's two files as the text of a tokenizer.json. Errors name `encoder_path` or
 // `merges_path`.
