@@ -256,8 +256,7 @@ absl::Status BurstAttention::Forward(const AttentionCall& call, AttentionResult*
     params.v = Operand(kv[1]);
     params.shape = KernelShape(options_.softmax_scale, q, kv[0], kv[1]);
     params.shape.scores = ScoresOf(call, rank, source, /*first_head=*/0);
-    params.non_persistent =
-        messages_are_kernels && step + 1 != plan.steps.end();  // messages are under way
+    params.non_persistent = messages_are_kernels && MovesBlocksFrom(schedule.kv_route(), source);
     for (const PlannedCall& planned : step->calls) {
       planned.part.SetMask(schedule.for_keys_of(source), q.device(), &params.shape);
       params.sinks = params.merge || call.sinks.null() ? nullptr : call.sinks.raw_data();

@@ -350,6 +350,32 @@ TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
   EXPECT_EQ(schedule->kv_route().block_tokens.total(), 7 * 16);
 }
 
+// Whether blocks move while a round is computed, or after it, in the order of the rounds.
+TEST(ScheduleTest, BlocksMoveUntilTheLastOneHasArrived) {
+  const auto moves = [](const RingSchedule& schedule) {
+    std::vector<bool> found;
+    const RingRoute& route = schedule.kv_route();
+    for (const RingRound& round : route.rounds) {
+      found.push_back(MovesBlocksFrom(route, round.source));
+    }
+    return found;
+  };
+  const auto of = [](int rank, int world_size, Layout layout, const Mask& mask, int per_node) {
+    return *RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, 128), mask,
+                                 per_node);
+  };
+  using Rounds = std::vector<bool>;
+  EXPECT_EQ(moves(of(0, 1, Layout::kZigzag, Mask::Full(), 0)), (Rounds{false}));
+  EXPECT_EQ(moves(of(1, 2, Layout::kZigzag, Mask::Causal(), 0)), (Rounds{true, false}));
+  EXPECT_EQ(moves(of(1, 4, Layout::kZigzag, Mask::Full(), 0)), (Rounds{true, true, true, false}));
+  // In round 1 a block is still crossing between the nodes.
+  EXPECT_EQ(moves(of(1, 4, Layout::kZigzag, Mask::Full(), 2)), (Rounds{true, true, true, false}));
+  // Under a window the keys of a rank go to the next rank only, and rank 0 receives none.
+  const Mask window = Mask::SlidingWindow(17);
+  EXPECT_EQ(moves(of(2, 4, Layout::kContiguous, window, 0)), (Rounds{true, false, false, false}));
+  EXPECT_EQ(moves(of(0, 4, Layout::kContiguous, Mask::SlidingWindow(1), 0)), Rounds(4));
+}
+
 TEST(ScheduleTest, DocumentsOfOneRankAreNotSent) {
   // 4 ranks have 32 tokens each. Rank 0 has a document and a half, and the others share one with a
   // neighbor.

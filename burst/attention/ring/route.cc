@@ -1,5 +1,7 @@
 #include "burst/attention/ring/route.h"
 
+#include <algorithm>
+
 #include "burst/base/check.h"
 
 namespace burst {
@@ -134,6 +136,19 @@ RingRoute MakeRingRoute(int rank, int ranks_per_node, const std::vector<int64_t>
     }
   }
   return route;
+}
+
+bool MovesBlocksFrom(const RingRoute& route, int source) {
+  const auto moves = [&](Link link, size_t first) {
+    return std::any_of(route.rounds.begin() + first, route.rounds.end(),
+                       [&](const RingRound& round) {
+                         return round.block[link].to >= 0 || round.block[link].from >= 0;
+                       });
+  };
+  size_t t = 0;
+  while (route.rounds[t].source != source) ++t;
+  // A block that crosses between nodes is on its way during all rounds of a node.
+  return moves(Link::kIntra, t) || moves(Link::kInter, t - t % route.ranks_per_node);
 }
 
 bool OwnGradientReturnsEarly(const RingRoute& route) {

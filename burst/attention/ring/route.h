@@ -104,6 +104,9 @@ struct RingRoute {
 RingRoute MakeRingRoute(int rank, int ranks_per_node, const std::vector<int64_t>& lengths,
                         const std::function<bool(int block, int host)>& needed);
 
+// Whether this rank sends or receives a block during the round of `source` or a later one.
+bool MovesBlocksFrom(const RingRoute& route, int source);
+
 // Whether a part of the gradient of the rank's own block returns while rounds are still to come. In
 // a flat ring it never does.
 bool OwnGradientReturnsEarly(const RingRoute& route);
