@@ -73,8 +73,9 @@ int64_t PairsOfPrefixes(const IntervalMask& mask, int64_t q_end, int64_t k_end, 
 // A division of the tokens.
 struct Division {
   std::vector<Piece> pieces;
-  std::vector<int64_t> pairs;                             // work of each rank
-  double cost = std::numeric_limits<double>::infinity();  // CostOf
+  std::vector<int64_t> pairs;  // work of each rank
+  // CostOf if the division is balanced, otherwise the busiest rank's pairs.
+  double cost = std::numeric_limits<double>::infinity();
 };
 
 // The work that is divided.

@@ -227,6 +227,13 @@ TEST(Tokenizer, TokensThatTheConfigNamesAreSpecial) {
               c.tokens)
         << c.config << " " << c.map;
   }
+  // Added tokens must be a list, also where the config would add one.
+  Json wrong = Json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+  wrong["added_tokens"] = Json::object();
+  std::ofstream(folder + "/tokenizer.json") << wrong.dump();
+  std::ofstream(folder + "/tokenizer_config.json") << R"({"eos_token": "burst"})";
+  EXPECT_TRUE(
+      absl::StrContains(Tokenizer::Load(folder).status().message(), "added_tokens must be a list"));
   // Text that is not from a template holds no special token.
   const auto is_text = [&](const Json& config, const char* text, int32_t id) {
     const Tokens found = TokensOf(load(config, {}), text, Specials::kAreText);

@@ -257,7 +257,7 @@ namespace {
 // Completes the added tokens of a tokenizer.json.
 class AddedTokens {
  public:
-  // `json` must be an object whose added_tokens are a list of tokens with different texts.
+  // `json` must be an object.
   explicit AddedTokens(Json* json) : vocab_(Get(Get(*json, "model"), "vocab")) {
     Json& added = (*json)["added_tokens"];
     if (added.is_null()) added = Json::array();
@@ -267,7 +267,8 @@ class AddedTokens {
       if (content.is_string()) places_.emplace(content.get<std::string>(), places_.size());
     }
   }
-  bool are_readable() const { return places_.size() == added_->size(); }
+  // Whether they are a list of tokens with different texts. Only then call the other functions.
+  bool are_readable() const { return added_->is_array() && places_.size() == added_->size(); }
   bool changed() const { return changed_; }
 
   // Adds a token of added_tokens_decoder, or changes its flags.

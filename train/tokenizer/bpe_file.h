@@ -43,15 +43,14 @@ struct BpeFile {
 absl::StatusOr<BpeFile> ParseTokenizerJson(absl::string_view text);
 
 // Returns a tokenizer.json as AutoTokenizer of transformers completes it with other files of its
-// folder; an empty text: there is no such file.
+// folder. A file that the folder lacks is an empty text.
 //
-// - The tokens and flags of added_tokens_decoder in tokenizer_config.json win. A token stays
-// special
-//   if one of the files says so.
-// - Tokens that the config names, as eos_token and so on, become special. They are added if they
-// are
-//   in the vocabulary. A token that is not in it is left out: a model has no embedding for it.
-// - Without added_tokens_decoder the names of special_tokens_map.json win.
+// The tokens and flags of added_tokens_decoder in tokenizer_config.json win. A token stays special
+// if one of the files says so.
+//
+// Tokens that the config names, such as eos_token, become special. They are added if they are in
+// the vocabulary. Other tokens are left out, because a model has no embedding for them. Without
+// added_tokens_decoder the names of special_tokens_map.json win.
 //
 // InvalidArgument names the token that would get another id there, or has a flag that is not
 // supported.
