@@ -123,19 +123,21 @@ def strategies():
 
 
 def documents():
-    """Packed documents from PyTorch on two H200, 64 heads on 8 of 128: TFLOP/s of visible pairs a GPU.
+    """Packed documents from PyTorch on H200, 64 heads on 8 of 128: TFLOP/s of visible pairs a GPU.
 
     Document lengths are log-normal with median 512. "One GPU" has the whole sequence."""
     rows = []
-    for row in load("masks_ring_2_h200")["rows"]:
+    for row in load("masks_ring_2_h200")["rows"] + load("masks_ring_4_h200")["rows"]:
         if row["case"] != "documents":
             continue
         def rate(name):
             return number(row[name]["TFLOP/s a GPU"])
-        rows.append([number(row["tokens a GPU"]), number(row["longest"]), rate("forward, balanced"),
-                     rate("forward, Ulysses"), rate("forward, one GPU, whole sequence"), rate("backward, balanced"),
-                     rate("backward, Ulysses"), rate("backward, one GPU, whole sequence")])
-    return ["tokens a GPU", "longest document", "forward", "Ulysses", "one GPU", "backward", "Ulysses", "one GPU"], rows
+        rows.append([number(row["ranks"]), number(row["tokens a GPU"]), number(row["longest"]),
+                     rate("forward, balanced"), rate("forward, Ulysses"), rate("forward, one GPU, whole sequence"),
+                     rate("backward, balanced"), rate("backward, Ulysses"),
+                     rate("backward, one GPU, whole sequence")])
+    return ["GPUs", "tokens a GPU", "longest document", "forward", "Ulysses", "one GPU", "backward", "Ulysses",
+            "one GPU"], rows
 
 
 def balance():
