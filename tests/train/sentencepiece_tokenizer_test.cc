@@ -143,15 +143,60 @@ TEST(SentencePieceTokenizer, AddedTokensOfTheFolderAreFound) {
   const auto tokenizer = Tokenizer::Load(folder);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ(TokensOf(*tokenizer, "<|user|>", Specials::kAreTokens), std::vector<int32_t>{430});
-  std::filesystem::remove(folder + "/tokenizer.json");
-  for (const int id : {419, 420}) {
-    std::ofstream(folder + "/added_tokens.json") << Json{{"<|user|>", id}};
-    const absl::Status status = Tokenizer::Load(folder).status();
-    EXPECT_EQ(status.ok(), id == 419);
-    EXPECT_EQ(absl::StrContains(status.message(), "got \"<|user|>\", which is not one of its 420"),
-              id == 420);
-  }
   EXPECT_TRUE(Tokenizer::Load(folder + "/tokenizer.model").ok());
+}
+
+// Without a tokenizer.json, added tokens must be the model's: <s>, or a symbol of its maker.
+TEST(SentencePieceTokenizer, AddedTokensThatTheModelLacksAreRefused) {
+  const std::string folder = FreshTestFolder();
+  std::ofstream(folder + "/tokenizer.model", std::ios::binary) << ModelFile("gemma");
+  const Tokenizer model = *Tokenizer::Load(folder);
+  const int32_t mask = TokensOf(model, "<mask>")[0], ring = TokensOf(model, "ring")[0];
+  ASSERT_EQ(TokensOf(model, "<mask>").size(), 1);
+  const struct {
+    std::string text;
+    int64_t id;
+    bool is_own;
+  } cases[] = {{"<s>", 1, true},
+               {"<unk>", 0, true},
+               {"<mask>", mask, true},
+               {"<mask>", mask + 1, false},
+               {"<|user|>", 1, false},
+               {model.Decode({ring}), ring, false},  // a word of the text, which may be cut
+               {"<|user|>", model.vocab(), false},
+               {"<|user|>", -1, false}};
+  for (const auto& c : cases) {
+    const Json config = {
+        {"added_tokens_decoder", {{absl::StrCat(c.id), {{"content", c.text}, {"special", true}}}}}};
+    const std::pair<std::string, Json> files[] = {{"added_tokens.json", {{c.text, c.id}}},
+                                                  {"tokenizer_config.json", config}};
+    for (const auto& [file, json] : files) {
+      const std::string path = folder + "/" + file;
+      std::ofstream(path) << json.dump();
+      const absl::Status status = Tokenizer::Load(folder).status();
+      EXPECT_EQ(status.ok(), c.is_own) << path << json;
+      if (!c.is_own) {
+        const std::string got = absl::StrCat("got \"", c.text, "\" as ", c.id, ", which it lacks");
+        EXPECT_TRUE(absl::StrContains(status.message(), path)) << status;
+        EXPECT_TRUE(absl::StrContains(status.message(), got)) << status;
+      }
+      std::filesystem::remove(path);
+    }
+  }
+}
+
+// transformers' AutoTokenizer takes a tokenizer.json with the tokens of tokenizer_config.json.
+TEST(SentencePieceTokenizer, AddedTokensOfTheConfigAreFoundBesideATokenizerJson) {
+  const std::string folder = FreshTestFolder();
+  std::ofstream(folder + "/tokenizer.model", std::ios::binary) << ModelFile("llama");
+  std::ofstream(folder + "/tokenizer.json")
+      << ReadAll(TokenizerFixture("tiny_llama2/tokenizer.json"));
+  const Json token = {{"content", "<|user|>"}, {"special", true}};
+  std::ofstream(folder + "/tokenizer_config.json")
+      << Json{{"added_tokens_decoder", {{"430", token}}}};
+  const auto tokenizer = Tokenizer::Load(folder);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(TokensOf(*tokenizer, "<|user|>", Specials::kAreTokens), std::vector<int32_t>{430});
 }
 
 // A message that occurs twice is merged: the later fields count.

@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/json.h"
@@ -42,16 +43,6 @@ void AppendUtf8(uint32_t c, std::string* text) {
   }
 }
 
-// Returns whether a tokenizer.json has an added token whose id is `vocab` or more.
-bool HasAddedBeyond(absl::string_view tokenizer_json, int64_t vocab) {
-  const nlohmann::json json = ParseJson(tokenizer_json).value_or(nlohmann::json());
-  const nlohmann::json& added = Get(json, "added_tokens");
-  return std::any_of(added.begin(), added.end(), [&](const nlohmann::json& token) {
-    const nlohmann::json& id = Get(token, "id");
-    return id.is_number_integer() && id >= vocab;
-  });
-}
-
 // Returns the code points of the tokens of a tokenizer.json that //train:export wrote for a
 // tokenizer of characters; none for another file. Sets whether it has an end-of-text token.
 std::vector<uint32_t> CharactersOf(absl::string_view tokenizer_json, bool* end_of_text) {
@@ -74,20 +65,48 @@ std::vector<uint32_t> CharactersOf(absl::string_view tokenizer_json, bool* end_o
   return code_points;
 }
 
-// Refuses a folder whose added_tokens.json, {"TOKEN": ID}, has tokens that its tokenizer lacks.
-absl::Status CheckHasAdded(const std::string& folder, int64_t vocab) {
-  const std::string path = (fs::path(folder) / "added_tokens.json").string();
-  std::error_code error;
-  if (!fs::exists(path, error)) return absl::OkStatus();
-  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxTokenizerBytes));
-  const nlohmann::json json = ParseJson(text).value_or(nlohmann::json());
-  for (const auto& [token, id] : json.items()) {
-    if (!id.is_number_integer() || id < vocab) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": must have tokens of the folder's tokenizer; got ", Shown(token), ", which is not ",
-        "one of its ", vocab, "; save the folder with a tokenizer.json"));
+// A token that a file of a folder adds to the folder's tokenizer.
+struct FolderToken {
+  std::string file, text;
+  int64_t id;
+};
+
+// Returns the tokens that a folder's files add: added_tokens.json, {"TOKEN": ID}, and the lists of
+// tokenizer.json and tokenizer_config.json. Skips what is not a token.
+absl::StatusOr<std::vector<FolderToken>> FolderTokens(const std::string& folder) {
+  std::vector<FolderToken> tokens;
+  const auto add = [&](const std::string& file, const nlohmann::json& text, int64_t id) {
+    if (text.is_string()) tokens.push_back({file, text, id});
+  };
+  for (const char* name : {"added_tokens.json", "tokenizer.json", "tokenizer_config.json"}) {
+    const std::string file = (fs::path(folder) / name).string();
+    std::error_code error;
+    if (!fs::exists(file, error)) continue;
+    BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, kMaxTokenizerBytes));
+    const nlohmann::json json = ParseJson(text).value_or(nlohmann::json());
+    if (!json.is_object()) continue;
+    if (name == absl::string_view("added_tokens.json")) {
+      for (const auto& [token, id] : json.items()) {
+        if (id.is_number_integer()) add(file, token, id);
+      }
+      continue;
+    }
+    for (const nlohmann::json& token : Get(json, "added_tokens")) {
+      const nlohmann::json& id = Get(token, "id");
+      if (id.is_number_integer()) add(file, Get(token, "content"), id);
+    }
+    for (const auto& [key, token] : Get(json, "added_tokens_decoder").items()) {
+      int64_t id = 0;
+      if (absl::SimpleAtoi(key, &id)) add(file, Get(token, "content"), id);
+    }
   }
-  return absl::OkStatus();
+  return tokens;
+}
+
+absl::Status LacksToken(const FolderToken& token) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      token.file, ": must have tokens of the folder's tokenizer; got ", Shown(token.text), " as ",
+      token.id, ", which it lacks; save the folder with a tokenizer.json"));
 }
 
 // Refuses a folder whose vocab.json is another family's, because no file of it has the pattern.
@@ -211,7 +230,10 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
                              TokenizerJsonOfGpt2(encoder, encoder_text, merges, merges_text));
       BURST_ASSIGN_OR_RETURN(Tokenizer tokenizer,
                              of_json(absl::StrCat(encoder, " with ", names[1]), std::move(json)));
-      BURST_RETURN_IF_ERROR(CheckHasAdded(path, tokenizer.vocab()));
+      BURST_ASSIGN_OR_RETURN(const std::vector<FolderToken> added, FolderTokens(path));
+      for (const FolderToken& token : added) {
+        if (token.id >= tokenizer.vocab()) return LacksToken(token);
+      }
       return tokenizer;
     }
     if (!fs::exists(file, error)) {
@@ -229,18 +251,21 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     return OfTokenizerJson(*std::move(json));
   }
   if (is_json || !absl::EndsWith(file, ".model")) return of_json(file, std::move(text));
-  absl::StatusOr<Tokenizer> tokenizer = OfTokenizerModel(std::move(text));
-  if (!tokenizer.ok()) return named(file, tokenizer.status());
-  if (!is_folder) return tokenizer;
-  // Tokens that were added to the model later are in other files of the folder.
-  const std::string json_file = in_folder("tokenizer.json");
-  if (!fs::exists(json_file, error)) {
-    BURST_RETURN_IF_ERROR(CheckHasAdded(path, tokenizer->vocab()));
-    return tokenizer;
+  const auto model = SentencePieceTokenizer::FromModel(text);
+  if (!model.ok()) return named(file, model.status());
+  if (is_folder) {
+    BURST_ASSIGN_OR_RETURN(const std::vector<FolderToken> added, FolderTokens(path));
+    const auto lacking = std::find_if(added.begin(), added.end(), [&](const FolderToken& token) {
+      return !(*model)->IsAlways(token.text, token.id);
+    });
+    if (lacking != added.end()) {
+      const std::string json_file = in_folder("tokenizer.json");
+      if (!fs::exists(json_file, error)) return LacksToken(*lacking);
+      BURST_ASSIGN_OR_RETURN(text, ReadFile(json_file, kMaxTokenizerBytes));
+      return of_json(json_file, std::move(text));
+    }
   }
-  BURST_ASSIGN_OR_RETURN(text, ReadFile(json_file, kMaxTokenizerBytes));
-  if (!HasAddedBeyond(text, tokenizer->vocab())) return tokenizer;
-  return of_json(json_file, std::move(text));
+  return Tokenizer(Kind::kSentencePiece, *model, std::move(text));
 }
 
 const char* Tokenizer::name() const {

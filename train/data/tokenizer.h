@@ -33,7 +33,8 @@ class Tokenizer {
 
   // Loads a tokenizer.model (SentencePiece) or a tokenizer.json (byte-level BPE), or a folder. In a
   // folder these two come first, then GPT-2's two files: encoder.json and vocab.bpe, or vocab.json
-  // and merges.txt. A tokenizer.json counts for a tokenizer.model that lacks its added tokens.
+  // and merges.txt. A tokenizer.json counts for a tokenizer.model that lacks tokens which files of
+  // the folder add.
   // Errors name the file and the fault.
   static absl::StatusOr<Tokenizer> Load(const std::string& path);
 

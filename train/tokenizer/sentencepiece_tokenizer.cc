@@ -35,6 +35,7 @@ struct ModelFields {
   bool is_bpe = false;  // otherwise unigram, words or characters
   bool byte_fallback = false, space_behind = false;
   bool changes_characters = false, adds_space = true, removes_spaces = true, escapes_spaces = true;
+  std::vector<bool> is_defined;  // by token: a symbol that the model's maker defined
 };
 
 // Reads the fields of a protocol buffer's message: numbers, and bytes of strings and messages.
@@ -99,7 +100,15 @@ std::optional<ModelFields> ReadModelFields(absl::string_view model) {
   ProtoReader reader(model);
   while (const auto part = reader.Next()) {
     ProtoReader inner(part->bytes);
-    if (part->number == 2) {  // trainer_spec
+    if (part->number == 1) {  // a piece
+      constexpr uint64_t kUserDefined = 4;
+      bool is_defined = false;
+      while (const auto field = inner.Next()) {
+        if (field->number == 3) is_defined = field->value == kUserDefined;
+      }
+      if (!inner.whole()) return std::nullopt;
+      fields.is_defined.push_back(is_defined);
+    } else if (part->number == 2) {  // trainer_spec
       while (const auto field = inner.Next()) {
         if (field->number == 3) fields.is_bpe = field->value == 2;
         if (field->number == 24) fields.space_behind = field->value != 0;
@@ -149,7 +158,7 @@ bool ReachesToASpace(absl::string_view piece) {
 
 absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceTokenizer::FromModel(
     absl::string_view model) {
-  const std::optional<ModelFields> fields = ReadModelFields(model);
+  std::optional<ModelFields> fields = ReadModelFields(model);
   if (!fields.has_value() || model.empty()) {
     return absl::InvalidArgumentError("not a model of SentencePiece");
   }
@@ -164,6 +173,7 @@ absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceToken
   }
   tokenizer->adds_space_ = fields->adds_space;
   tokenizer->pieces_are_words_ = fields->is_bpe;
+  tokenizer->is_defined_ = std::move(fields->is_defined);
   int byte_tokens = 0;
   for (int id = 0; id < library.size(); ++id) {
     const std::string& piece = library.piece(id);
@@ -192,6 +202,14 @@ absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceToken
   }
   tokenizer->end_of_text_ = library.end_of_text();
   return std::shared_ptr<const SentencePieceTokenizer>(std::move(tokenizer));
+}
+
+bool SentencePieceTokenizer::IsAlways(absl::string_view text, int64_t token) const {
+  if (token < 0 || token >= vocab()) return false;
+  const SentencePieceLibrary::Kind kind = library_.kind(static_cast<int>(token));
+  const bool is_one = is_defined_[token] || kind == SentencePieceLibrary::Kind::kControl ||
+                      kind == SentencePieceLibrary::Kind::kUnknown;
+  return is_one && library_.piece(static_cast<int>(token)) == text;
 }
 
 size_t SentencePieceTokenizer::PieceLength(int32_t token, absl::string_view text) const {

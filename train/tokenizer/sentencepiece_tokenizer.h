@@ -40,6 +40,9 @@ class SentencePieceTokenizer : public FileTokenizer,
     return token < 0 || token >= vocab() ? absl::string_view() : bytes_[token];
   }
   std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const override;
+  // Returns whether a text is this token wherever it occurs: a control token, <unk>, or a symbol
+  // that the model's maker defined.
+  bool IsAlways(absl::string_view text, int64_t token) const;
 
  private:
   friend class SentencePieceEncoder;
@@ -49,6 +52,7 @@ class SentencePieceTokenizer : public FileTokenizer,
 
   SentencePieceLibrary library_;
   std::vector<std::string> bytes_;
+  std::vector<bool> is_defined_;                           // by token: the model's maker defined it
   std::vector<std::pair<std::string, int32_t>> controls_;  // text and id, also of <unk>
   int32_t end_of_text_ = -1;
   bool adds_space_ = false;  // before the text
