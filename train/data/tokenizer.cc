@@ -69,14 +69,17 @@ std::vector<uint32_t> CharactersOf(absl::string_view tokenizer_json, bool* end_o
 struct FolderToken {
   std::string file, text;
   int64_t id;
+  bool strips;  // the spaces beside it
 };
 
 // Returns the tokens that a folder's files add: added_tokens.json, {"TOKEN": ID}, and the lists of
 // tokenizer.json and tokenizer_config.json. Skips what is not a token.
 absl::StatusOr<std::vector<FolderToken>> FolderTokens(const std::string& folder) {
   std::vector<FolderToken> tokens;
-  const auto add = [&](const std::string& file, const nlohmann::json& text, int64_t id) {
-    if (text.is_string()) tokens.push_back({file, text, id});
+  const auto add = [&](const std::string& file, const nlohmann::json& text, int64_t id,
+                       const nlohmann::json& flags) {
+    const bool strips = Get(flags, "lstrip") == true || Get(flags, "rstrip") == true;
+    if (text.is_string()) tokens.push_back({file, text, id, strips});
   };
   for (const char* name : {"added_tokens.json", "tokenizer.json", "tokenizer_config.json"}) {
     const std::string file = (fs::path(folder) / name).string();
@@ -87,17 +90,17 @@ absl::StatusOr<std::vector<FolderToken>> FolderTokens(const std::string& folder)
     if (!json.is_object()) continue;
     if (name == absl::string_view("added_tokens.json")) {
       for (const auto& [token, id] : json.items()) {
-        if (id.is_number_integer()) add(file, token, id);
+        if (id.is_number_integer()) add(file, token, id, {});
       }
       continue;
     }
     for (const nlohmann::json& token : Get(json, "added_tokens")) {
       const nlohmann::json& id = Get(token, "id");
-      if (id.is_number_integer()) add(file, Get(token, "content"), id);
+      if (id.is_number_integer()) add(file, Get(token, "content"), id, token);
     }
     for (const auto& [key, token] : Get(json, "added_tokens_decoder").items()) {
       int64_t id = 0;
-      if (absl::SimpleAtoi(key, &id)) add(file, Get(token, "content"), id);
+      if (absl::SimpleAtoi(key, &id)) add(file, Get(token, "content"), id, token);
     }
   }
   return tokens;
@@ -105,8 +108,8 @@ absl::StatusOr<std::vector<FolderToken>> FolderTokens(const std::string& folder)
 
 absl::Status LacksToken(const FolderToken& token) {
   return absl::InvalidArgumentError(absl::StrCat(
-      token.file, ": must have tokens of the folder's tokenizer; got ", Shown(token.text), " as ",
-      token.id, ", which it lacks; save the folder with a tokenizer.json"));
+      token.file, ": must have tokens that the folder's tokenizer finds in the same places; got ",
+      Shown(token.text), " as ", token.id, "; save the folder with a tokenizer.json"));
 }
 
 // Refuses a folder whose vocab.json is another family's, because no file of it has the pattern.
@@ -256,7 +259,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
   if (is_folder) {
     BURST_ASSIGN_OR_RETURN(const std::vector<FolderToken> added, FolderTokens(path));
     const auto lacking = std::find_if(added.begin(), added.end(), [&](const FolderToken& token) {
-      return !(*model)->IsAlways(token.text, token.id);
+      return token.strips || !(*model)->IsAdded(token.text, token.id);
     });
     if (lacking != added.end()) {
       const std::string json_file = in_folder("tokenizer.json");

@@ -204,12 +204,14 @@ absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceToken
   return std::shared_ptr<const SentencePieceTokenizer>(std::move(tokenizer));
 }
 
-bool SentencePieceTokenizer::IsAlways(absl::string_view text, int64_t token) const {
-  if (token < 0 || token >= vocab()) return false;
+bool SentencePieceTokenizer::IsAdded(absl::string_view text, int64_t token) const {
+  if (token < 0 || token >= vocab() || library_.piece(static_cast<int>(token)) != text) {
+    return false;
+  }
   const SentencePieceLibrary::Kind kind = library_.kind(static_cast<int>(token));
-  const bool is_one = is_defined_[token] || kind == SentencePieceLibrary::Kind::kControl ||
-                      kind == SentencePieceLibrary::Kind::kUnknown;
-  return is_one && library_.piece(static_cast<int>(token)) == text;
+  return kind == SentencePieceLibrary::Kind::kControl ||
+         kind == SentencePieceLibrary::Kind::kUnknown ||
+         (is_defined_[token] && !adds_space_ && !absl::StrContains(text, ' '));
 }
 
 size_t SentencePieceTokenizer::PieceLength(int32_t token, absl::string_view text) const {

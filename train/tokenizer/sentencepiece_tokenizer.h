@@ -40,9 +40,10 @@ class SentencePieceTokenizer : public FileTokenizer,
     return token < 0 || token >= vocab() ? absl::string_view() : bytes_[token];
   }
   std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const override;
-  // Returns whether a text is this token wherever it occurs: a control token, <unk>, or a symbol
-  // that the model's maker defined.
-  bool IsAlways(absl::string_view text, int64_t token) const;
+  // Returns whether a text is this token wherever it occurs, as an added token of transformers: a
+  // control token, <unk>, or a symbol that the model's maker defined. The library puts its space
+  // before a symbol that begins a text, and finds no symbol with spaces.
+  bool IsAdded(absl::string_view text, int64_t token) const;
 
  private:
   friend class SentencePieceEncoder;
