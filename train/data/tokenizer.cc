@@ -69,7 +69,7 @@ std::vector<uint32_t> CharactersOf(absl::string_view tokenizer_json, bool* end_o
 struct FolderToken {
   std::string file, text;
   int64_t id;
-  bool strips;  // the spaces beside it
+  bool strips;  // the spaces next to it
 };
 
 // Returns the tokens that a folder's files add: added_tokens.json, {"TOKEN": ID}, and the lists of
