@@ -9,6 +9,7 @@ import operator
 import torch
 
 from ._cache import Bounded
+from ._lists import list_of, nested
 from .masks import KINDS, Frozen
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # burst_dtype
@@ -96,21 +97,26 @@ def make_call(scalars, lists):
     slices = lists[LISTS.index("slices")]
     is_quick = (all(value is None for name, value in zip(LISTS, lists) if name != "slices") and
                 (slices is None or type(slices) is Frozen))
+    quick = scalars, tuple(map(type, scalars)), slices  # 1, 1.0 and True are equal
     if is_quick:
-        found = _cached(_quick, (scalars, slices))
+        found = _cached(_quick, quick)
         if found is not None:
             return found
     try:
-        read = _cached(_scalars, scalars)
+        read = _cached(_scalars, quick[:2])
         if read is None:
             read = _read_scalars(scalars)
-            _cache(_scalars, scalars, read, 2048)
+            _cache(_scalars, quick[:2], read, 2048)
         call = _interned(read, lists)
-    except (TypeError, ValueError) as raised:
+    except MemoryError:
+        raise
+    except Exception as raised:  # the other ranks must learn of any error
         kind = TypeError if isinstance(raised, TypeError) else ValueError
-        return _refused(dict(zip(SCALARS, scalars)), (kind.__name__, str(raised)))
+        text = "%s" % raised if isinstance(raised, (TypeError, ValueError)) else (
+            "attention: its arguments must be readable; got %s: %s" % (type(raised).__name__, raised))
+        return _refused(dict(zip(SCALARS, scalars)), (kind.__name__, text))
     if is_quick:
-        _cache(_quick, (scalars, slices), call, call.weight)
+        _cache(_quick, quick, call, call.weight)
     return call
 
 
@@ -124,9 +130,8 @@ def _cached(cache, key):
 
 
 def _cache(cache, key, value, weight):
-    scalars = key if cache is _scalars else key[0]
     try:
-        if not any(isinstance(scalar, torch.Tensor) for scalar in scalars):
+        if not any(isinstance(scalar, torch.Tensor) for scalar in key[0]):
             cache.put(key, value, weight)
     except TypeError:
         pass
@@ -284,12 +289,7 @@ _READERS = dict(
     cross=_flag, key_layout=_one_of(None, *LAYOUTS), per_document=read_count)
 
 
-def list_of(values):
-    """Returns a list of the elements of a list, a tuple, a tensor or an array, as Python's numbers."""
-    return values.tolist() if hasattr(values, "tolist") else list(values)
-
-
-def _integers(name, values):
+def integers(name, values):
     try:
         values = list_of(values)
         return [value if type(value) is int else operator.index(value) for value in values]
@@ -315,7 +315,7 @@ def _pairs(of_queries, of_keys, seqlen):
         return None
     if of_queries is None or of_keys is None:
         raise ValueError("cu_seqlens: must be given with key_cu_seqlens; got one of them")
-    pairs = tuple(_integers("cu_seqlens", of_queries)), tuple(_integers("key_cu_seqlens", of_keys))
+    pairs = tuple(integers("cu_seqlens", of_queries)), tuple(integers("key_cu_seqlens", of_keys))
     _check_bounds("cu_seqlens", pairs[0], seqlen)
     _check_bounds("key_cu_seqlens", pairs[1], None)
     if len(pairs[0]) != len(pairs[1]):
@@ -329,7 +329,7 @@ def rows_of_documents(documents, cu_seqlens, seqlen, times=1):
     if cu_seqlens is not None:
         if documents is not None:
             raise ValueError("documents: must not be given with cu_seqlens, which says the same; leave one of them out")
-        bounds = [bound * times for bound in _integers("cu_seqlens", cu_seqlens)]
+        bounds = [bound * times for bound in integers("cu_seqlens", cu_seqlens)]
         return (_starts_of_bounds(bounds, seqlen),), bounds[-1]
     if documents is None:
         return None, seqlen
@@ -340,7 +340,7 @@ def rows_of_documents(documents, cu_seqlens, seqlen, times=1):
                          shown(documents)) from None
     if rows and not (hasattr(rows[0], "__len__") and getattr(rows[0], "shape", None) != ()):
         rows = [rows]
-    return tuple(tuple(_integers("documents", row)) for row in rows), seqlen
+    return tuple(tuple(integers("documents", row)) for row in rows), seqlen
 
 
 def _spans(spans):
@@ -348,10 +348,10 @@ def _spans(spans):
     if spans is None:
         return None
     try:
-        rows = list_of(spans)
+        rows = nested(spans)
         if all(_is_flat(row, 2) for row in rows):
             rows = [rows]
-        rows = [[_integers("spans", span) for span in list_of(row)] for row in rows]
+        rows = [[integers("spans", span) for span in row] for row in rows]
         return tuple(tuple((begin, end) for begin, end in row) for row in rows)
     except (TypeError, ValueError):
         raise ValueError("spans: must be pairs (begin, end), or a list of pairs for each row; got %s" %
@@ -365,26 +365,25 @@ def _slices(slices):
     if isinstance(slices, Frozen):
         slices = slices.slices
     try:
-        rows = list_of(slices)
+        rows = nested(slices)
         if rows and all(_is_flat(row, 5) for row in rows):
             rows = [rows]
-        return tuple(tuple(_slice(values) for values in list_of(row)) for row in rows)
+        return tuple(tuple(map(_slice, row)) for row in rows)
     except (TypeError, ValueError):
         raise ValueError("slices: must be tuples (q_begin, q_end, k_begin, k_end, kind) with a kind of %s, or a "
                          "list of such tuples for each row; got %s" % (", ".join(KINDS), shown(slices))) from None
 
 
 def _slice(values):
-    *bounds, kind = list_of(values)
-    bounds = tuple(_integers("slices", bounds))
+    *bounds, kind = values
+    bounds = tuple(integers("slices", bounds))
     if len(bounds) != 4 or any(not -2**31 <= bound < 2**31 for bound in bounds):
         raise ValueError
     return bounds + (KINDS.index(kind),)
 
 
 def _is_flat(values, length):
-    values = list_of(values)
-    return len(values) == length and not any(isinstance(value, (list, tuple)) for value in values)
+    return len(values) == length and not any(isinstance(value, list) for value in values)
 
 
 def _slopes(slopes):

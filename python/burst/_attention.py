@@ -27,8 +27,8 @@ class _OnlyOnce(torch.autograd.Function):
     """Passes gradients on, and refuses to differentiate them: kernels have no second derivatives."""
 
     @staticmethod
-    def forward(ctx, *gradients):
-        return tuple(x.view_as(x) for x in gradients)
+    def forward(ctx, count, *tensors):
+        return tuple(x.view_as(x) for x in tensors[:count])
 
     @staticmethod
     def backward(ctx, *_):
@@ -36,12 +36,14 @@ class _OnlyOnce(torch.autograd.Function):
                            "have; use torch's scaled_dot_product_attention with SDPBackend.MATH")
 
 
-def _refuse_twice(gradients):
-    """Returns the gradients as results that cannot be differentiated again, where a graph of them is made."""
+def _refuse_twice(gradients, *given):
+    """Returns the gradients as results that cannot be differentiated again, where a graph of them is made.
+
+    given: what the gradients were computed from. Autograd reaches the refusal on its way to these tensors."""
     if not torch.is_grad_enabled():
         return gradients
-    found = [x.detach().requires_grad_() for x in gradients if x is not None]
-    kept = iter(_OnlyOnce.apply(*found))
+    found = [x for x in gradients if x is not None]
+    kept = iter(_OnlyOnce.apply(len(found), *found, *(x for x in given if x is not None)))
     return [x if x is None else next(kept) for x in gradients]
 
 
@@ -64,7 +66,7 @@ class AttentionFunction(torch.autograd.Function):
             if dout is None:
                 dout = torch.zeros_like(out)
             gradients = backward(q, k, v, sinks, out, lse, dout.to(out.dtype), dlse, ctx.state, ctx.seed)
-        return (*_refuse_twice(gradients), None, None, None, None, None)
+        return (*_refuse_twice(gradients, q, k, v, sinks, dout, dlse), None, None, None, None, None)
 
 
 def _any_requires_grad(*tensors):

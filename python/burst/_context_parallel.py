@@ -10,7 +10,7 @@ from torch import Tensor
 from . import _ranks
 from . import _transformers_models as models
 from ._transformers import Served, _meet, check_arguments, check_version, put
-from ._transformers_positions import ints
+from ._transformers_positions import rows_of
 from .layout import positions
 
 _LAYOUTS = ("zigzag", "contiguous", "striped")  # in which tokens do not depend on a layer's mask
@@ -112,7 +112,7 @@ def _documents(batch, rows, n, device):
     found = None
     at = batch.get("position_ids")
     if bounds is not None:
-        found = (ints(bounds)[:-1],)
+        found = rows_of({"cu_seqlens": bounds})
     elif at is not None and (mask is None or bool(mask.all())):
         starts = (at[:, 1:] != at[:, :-1] + 1).cpu()
         if bool(starts.any()):

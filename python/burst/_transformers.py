@@ -1,7 +1,6 @@
 """burst.register: attention of transformers' models over a group."""
 
 import inspect
-import weakref
 from typing import Any, Optional
 
 import torch
@@ -9,7 +8,8 @@ import torch
 from . import _transformers_masks as masks
 from . import _transformers_models as models
 from ._attention import attention, cross_attention
-from ._transformers_positions import Positions, ints, is_compiling, refuse, rows_of, size_of
+from ._transformers_positions import (Positions, Seen, bounds_of, check_rising, is_compiling, refuse, rows_of, size_of,
+                                      starts_again)
 from ._types import Group
 
 # Keywords that models pass to their attention and that do not change its result.
@@ -19,27 +19,6 @@ _HARMLESS = frozenset((
     "position_embeddings", "return_dict", "target_dtype", "training", "use_cache", "use_top_left_mask",
     "logits_to_keep", "mm_token_type_ids", "shift_labels", "token_type_ids"))
 _NOT_REGISTERED = ("q", "k", "v", "return_lse", "return_max_logit")
-
-
-class _Seen:
-    """Keeps results that were computed from tensors, as long as these are the same objects with the same values."""
-
-    def __init__(self):
-        self._found = {}
-
-    def of(self, compute, tensor, *more):
-        try:
-            version = tensor._version
-        except RuntimeError:  # torch.inference_mode counts none
-            return compute(tensor, *more)
-        found = self._found.get((id(tensor), *more))
-        if found is not None and found[0]() is tensor and found[1] == version:
-            return found[2]
-        result = compute(tensor, *more)
-        if len(self._found) >= 8:
-            self._found.clear()
-        self._found[(id(tensor), *more)] = weakref.ref(tensor), version, result
-        return result
 
 
 def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = "burst",
@@ -129,7 +108,7 @@ class Served:
         self.group, self._layout, self._arguments = group, layout, arguments
         self.own, self.calls = None, 0
         self._positions = Positions(group, layout, arguments)
-        self._masks, self._lengths, self._packings, self._ends = _Seen(), _Seen(), _Seen(), _Seen()
+        self._masks, self._lengths, self._packings, self._ends = Seen(), Seen(), Seen(), Seen()
 
     def set_cu_seqlens(self, bounds):
         """Takes the bounds of the whole sequence's documents for the calls that follow."""
@@ -155,8 +134,8 @@ class Served:
                 self._check_rope(module, at, lengths[0], documents, ranks)
             if mask.chunk:
                 documents = self._chunks(documents, mask.chunk)
-            elif ranks == 1 and documents is None and mask.slices is None:
-                self._check_packing(position_ids)
+            elif ranks == 1 and documents is None and mask.slices is None and mask.window != 1:
+                self._check_packing(position_ids)  # a window of one token keeps all documents apart
         except ValueError as error:
             refuse(self.group, query, "seqlen" in self._arguments, error)
         given = dict(softmax_scale=scaling, sinks=s_aux, group=self.group, layout=self._layout)
@@ -209,7 +188,7 @@ class Served:
 
     def _documents(self, mask, cu_seq_lens_q, cu_seq_lens_k, query, ranks):
         """Returns rows of document starts from the mask, the keywords and the registered arguments together."""
-        registered = rows_of(self._arguments)
+        registered = rows_of(self._arguments, query.shape[2] if ranks == 1 else None)
         bounds = self._bounds(cu_seq_lens_q, cu_seq_lens_k)
         if bounds is not None:
             if query.shape[0] != 1:
@@ -218,7 +197,7 @@ class Served:
             if ranks == 1 and bounds[-1] != query.shape[2]:
                 raise ValueError("cu_seq_lens_q: it must end with the number of tokens, %d; got %d" %
                                  (query.shape[2], bounds[-1]))
-            registered = _meet(registered, (bounds[:-1],))
+            registered = _meet(registered, rows_of({"cu_seqlens": bounds}))
         if mask.slices is None:
             return _meet(mask.documents, registered)
         if registered is not None and not all(_are_within(mask.slices, row) for row in registered):
@@ -232,7 +211,7 @@ class Served:
             if position_ids is None:
                 position_ids = self.own if self.own is not None else self._positions.own(n)
             restarts = (documents is not None and position_ids is not None and position_ids.dim() == 2 and
-                        not is_compiling() and self._packings.of(_starts_again, position_ids))
+                        not is_compiling() and self._packings.of(starts_again, position_ids))
             if restarts:
                 whole = max(end - begin for row in documents for begin, end in zip(row, (*row[1:], whole)))
             if whole <= limit:
@@ -251,7 +230,7 @@ class Served:
         """Returns documents that start at every chunk of the sequence, or of each of its documents (Llama 4)."""
         seqlen = self._arguments.get("seqlen")
         if seqlen is None and self._arguments.get("cu_seqlens") is not None:
-            seqlen = ints(self._arguments["cu_seqlens"])[-1]
+            seqlen = bounds_of(self._arguments)[-1]
         if seqlen is None:
             raise ValueError("seqlen: must be registered for chunked attention over a group; got None; pass "
                              "burst.register(group, seqlen=...)")
@@ -287,8 +266,8 @@ class Served:
             raise ValueError("cu_seq_lens_q: it must be given with cu_seq_lens_k; got one of them")
         if is_compiling():
             raise ValueError("cu_seq_lens_q: " + masks.TRACED)
-        bounds = self._lengths.of(ints, of_queries)
-        if of_keys is not of_queries and bounds != self._lengths.of(ints, of_keys):
+        bounds = self._lengths.of(_bounds_as_given, of_queries)
+        if of_keys is not of_queries and bounds != self._lengths.of(_bounds_as_given, of_keys):
             raise ValueError("cu_seq_lens_k: it must be equal to cu_seq_lens_q" + masks.INSTEAD)
         if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
             raise ValueError("cu_seq_lens_q: it must begin with 0 and not decrease; got %s" % (bounds,))
@@ -296,12 +275,8 @@ class Served:
 
     def _check_packing(self, position_ids):
         """Checks that the mask knows of all packed documents, because some models do not tell it."""
-        if position_ids is None or position_ids.dim() != 2 or is_compiling():
-            return
-        if self._packings.of(_starts_again, position_ids):
-            raise ValueError("position_ids: they start again, and the mask that the model has made keeps no "
-                             "documents apart; pass cu_seq_lens_q and cu_seq_lens_k or "
-                             "burst.register(documents=...), and no attention_mask")
+        if position_ids is not None and position_ids.dim() == 2:
+            check_rising(position_ids)
 
     def _cross(self, tensors, given, softcap, dropout):
         """Computes attention of one sequence's queries to all keys of another."""
@@ -328,8 +303,8 @@ def _end_of(position_ids):
     return int(position_ids.max()) + 1 if position_ids.numel() else 0
 
 
-def _starts_again(position_ids):
-    return bool((position_ids[:, 1:] < position_ids[:, :-1]).any())
+def _bounds_as_given(values):
+    return bounds_of({"cu_seqlens": values})
 
 
 def _check_others(others):

@@ -2,10 +2,12 @@
 
 import itertools
 import warnings
+import weakref
 
 import torch
 
 from . import _call, _ranks
+from ._arguments import integers, rows_of_documents
 from ._ranks import is_compiling
 from .layout import positions
 
@@ -23,21 +25,52 @@ def refuse(group, tensor, promised, error):
     raise error
 
 
-def ints(tensor):
-    return tuple(int(value) for value in (tensor.tolist() if isinstance(tensor, torch.Tensor) else tensor))
+def bounds_of(arguments):
+    return tuple(integers("cu_seqlens", arguments["cu_seqlens"]))
 
 
-def rows_of(arguments):
-    """Returns rows of document starts as tuples, from the arguments documents or cu_seqlens, or None."""
-    if arguments.get("cu_seqlens") is not None:
-        return (ints(arguments["cu_seqlens"])[:-1],)
-    documents = arguments.get("documents")
-    if documents is None:
-        return None
-    rows = documents.tolist() if isinstance(documents, torch.Tensor) else list(documents)
-    if not rows or not isinstance(rows[0], (list, tuple, torch.Tensor)):
-        rows = [rows]
-    return tuple(map(ints, rows))
+def rows_of(arguments, seqlen=None):
+    """Returns rows of document starts as tuples, from the arguments documents or cu_seqlens, or None.
+
+    seqlen: the tokens with which cu_seqlens must end; None: not known."""
+    return rows_of_documents(arguments.get("documents"), arguments.get("cu_seqlens"), seqlen)[0]
+
+
+class Seen:
+    """Keeps results that were computed from tensors, as long as these are the same objects with the same values."""
+
+    def __init__(self):
+        self._found = {}
+
+    def of(self, compute, tensor, *more):
+        try:
+            version = tensor._version
+        except RuntimeError:  # torch.inference_mode counts none
+            return compute(tensor, *more)
+        found = self._found.get((id(tensor), *more))
+        if found is not None and found[0]() is tensor and found[1] == version:
+            return found[2]
+        result = compute(tensor, *more)
+        if len(self._found) >= 8:
+            self._found.clear()
+        self._found[(id(tensor), *more)] = weakref.ref(tensor), version, result
+        return result
+
+
+def starts_again(position_ids):
+    return bool((position_ids[:, 1:] <= position_ids[:, :-1]).any())
+
+
+_rising = Seen()
+
+
+def check_rising(position_ids):
+    """Raises ValueError for position_ids [batch, tokens] that start again."""
+    if is_compiling():
+        _OPS.check_rising(position_ids, _checked)
+    elif _rising.of(starts_again, position_ids):
+        raise ValueError("position_ids: they start again, and the mask that the model has made keeps no documents apart; "
+                         "pass cu_seq_lens_q and cu_seq_lens_k or burst.register(documents=...), and no attention_mask")
 
 
 _all = []  # Positions, by their numbers in graphs
@@ -69,7 +102,8 @@ class Positions:
             if len(lengths) != 1:
                 self._warn("with layout='balanced', cu_seqlens= or seqlen= must be registered")
                 return
-        given, key = position_ids.detach().to("cpu", torch.int64) - first, (n, documents, causal, window)
+        given = position_ids.detach().to("cpu", torch.int64) - first
+        key = n, documents, causal, window, *(lengths if len(lengths) == 1 else ())
         known = [self._known[key]] if key in self._known else []
         for want in itertools.chain(known, self._candidates(n, lengths, documents, packed)):
             if given.shape[1] == n and any(torch.equal(given, rows.expand(len(given), n)) for rows in want
@@ -110,7 +144,7 @@ class Positions:
         if self.arguments.get("seqlen") is not None:
             return [self.arguments["seqlen"]]
         if self.arguments.get("cu_seqlens") is not None:
-            return [ints(self.arguments["cu_seqlens"])[-1]]
+            return [bounds_of(self.arguments)[-1]]
         size = size_of(self.group)
         return sorted(range(max(n, (n - 4) * size), (n + 4) * size), key=lambda seqlen: abs(seqlen - n * size))
 
@@ -138,6 +172,11 @@ if hasattr(torch.library, "custom_op"):
         """Raises ValueError if a running graph finds a flag that is false."""
         if not bool(flag):
             raise ValueError(text)
+
+    @torch.library.custom_op(__package__ + "::check_rising", mutates_args=("checked",))
+    def check_rising_in_graph(position_ids: torch.Tensor, checked: torch.Tensor) -> None:
+        """Calls check_rising when a graph runs."""
+        check_rising(position_ids)
 
     @torch.library.custom_op(__package__ + "::check_positions", mutates_args=("checked",))
     def check_positions(position_ids: torch.Tensor, number: int, causal: bool, window: int, first: int,

@@ -134,8 +134,11 @@ def unshard(x: Tensor, dim: int = 1, group: Optional[Group] = None, layout: str 
 
     Raises:
         ValueError: a rank's number of tokens is not what the layout gives it.
+        IndexError: x has no such dimension.
     """
     _check_layout(layout)
     if group is None:
         return x
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError("dim: must be within [%d, %d); got %d" % (-x.dim(), x.dim(), dim))
     return _Unshard.apply(x, dim % x.dim(), process_group(group), layout, packed)

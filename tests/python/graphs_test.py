@@ -172,7 +172,7 @@ def frozen_slices(rank, group):
 def built_in_the_graph(rank, group):
     """Slices and slopes that the library builds are constants of a graph."""
     def run(q):
-        slices = burst.masks.tree(4, [9, 11]) + burst.masks.blocks(24, 8, [[2], []])
+        slices = burst.masks.tree(4, [9, 11]) + burst.masks.blocks(24, 8, [[2], [], []])
         return burst.attention(q, q, q, causal=False, slices=slices, alibi_slopes=burst.alibi_slopes(2))
 
     q = normal("q", 1, 24, 2, 8)
@@ -324,3 +324,4 @@ class EagerTest(unittest.TestCase):
 
 if __name__ == "__main__":
     main()
+/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory

@@ -218,6 +218,22 @@ class GraphsTest(unittest.TestCase):
                 have = model(input_ids=tokens(2), **given).logits
                 torch.testing.assert_close(have[real.bool()], want[real.bool()], atol=2e-5, rtol=0)
 
+    @needs("LlamaConfig")
+    def test_documents_that_the_mask_does_not_know(self):
+        """With a cache, transformers' mask keeps no documents apart. Compiled models and layers refuse them, too."""
+        burst.register()
+        eager, layers = (model_of("LlamaForCausalLM", use_cache=True) for _ in range(2))
+        for layer in layers.model.layers:
+            layer.compile(backend="aot_eager")
+        first = (torch.arange(N)[None] - 1).clamp(min=0)  # the first document has one token
+        for model in (eager, layers, torch.compile(eager, backend="aot_eager")):
+            torch._dynamo.reset()
+            model.set_attn_implementation("burst")
+            for positions in (PACKED, first):
+                with torch.no_grad():
+                    rejected(lambda: model(input_ids=tokens(1), position_ids=positions), "position_ids: they start again")
+                    model(input_ids=tokens(1), position_ids=torch.arange(N)[None])
+
 
 if __name__ == "__main__":
     main()

@@ -206,8 +206,9 @@ class ModelsTest(unittest.TestCase):
             check(attention_mask=odd)
         refused = None if tells_packing else "position_ids: they start again"
         check(rows=1, position_ids=PACKED, refused=refused)
-        for length in (1, 3) if tells_packing else (3,):  # no document is longer than the window
+        for length in (1, 3):  # no document is longer than the window
             check(rows=1, position_ids=torch.arange(N)[None] % length, refused=refused)
+        check(rows=1, position_ids=(torch.arange(N)[None] - 1).clamp(min=0), refused=refused)  # one token, then the rest
         check(position_ids=PACKED.expand(2, N), refused=refused)
         check(attention_mask=torch.full((1, 1, N, N), 0.5), refused="adds to logits")
         self.check_lengths(model, decoder)
@@ -327,6 +328,21 @@ class ModelsTest(unittest.TestCase):
             burst.register(return_lse=True)
         with self.assertRaisesRegex(ValueError, "register: widnow"):
             burst.register(widnow=3)
+        for error, given in (("cu_seqlens: must end with seqlen, 12; got 9", dict(cu_seqlens=[0, 5, 9])),
+                             ("cu_seqlens: must begin with 0", dict(cu_seqlens=[3, 5, N])),
+                             ("cu_seqlens: must be integers", dict(cu_seqlens=torch.tensor([0, 5.5, N]))),
+                             ("documents: must be integers", dict(documents=[0, 5.5])),
+                             ("documents: must not be given with cu_seqlens", dict(documents=[0], cu_seqlens=[0, N]))):
+            burst.register(name="burst_wrong", **given)
+            model.set_attn_implementation("burst_wrong")
+            with self.assertRaisesRegex(ValueError, error):
+                model(input_ids=ids, use_cache=False)
+        found = []
+        for given in (dict(documents=[0, 5]), dict(cu_seqlens=[0, 5, 5, N]), dict(cu_seqlens=[0, 0, 5, N, N])):
+            burst.register(name="burst_packed", **given)
+            model.set_attn_implementation("burst_packed")
+            found.append(model(input_ids=ids, use_cache=False).logits)
+        assert all(torch.equal(found[0], logits) for logits in found)
         burst.register(name="burst_documents", documents=[0, 5])
         model.set_attn_implementation("burst_documents")
         with self.assertRaisesRegex(ValueError, "documents: must be left out with a mask"):
