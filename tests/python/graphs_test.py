@@ -324,4 +324,3 @@ class EagerTest(unittest.TestCase):
 
 if __name__ == "__main__":
     main()
-/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory
