@@ -383,7 +383,7 @@ def _slice(values):
 
 
 def _is_flat(values, length):
-    return len(values) == length and not any(isinstance(value, list) for value in values)
+    return len(values) == length and not any(isinstance(value, (list, tuple)) for value in values)
 
 
 def _slopes(slopes):

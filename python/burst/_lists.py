@@ -7,8 +7,13 @@ def list_of(values):
 
 
 def nested(values):
-    """Returns lists of lists down to numbers and texts, from iterables of any depth. An iterator is read once."""
-    if hasattr(values, "tolist"):
-        return values.tolist()
-    return [value if isinstance(value, (int, str)) or not (hasattr(value, "tolist") or hasattr(value, "__iter__"))
-            else nested(value) for value in values]
+    """Returns a list of numbers, texts and such lists, from iterables of any depth. An iterator is read once.
+
+    Lists and tuples that begin with an int stay as they are, because masks have thousands of them."""
+    return [value if _is_plain(value) else nested(value) for value in list_of(values)]
+
+
+def _is_plain(value):
+    if type(value) in (list, tuple):
+        return not value or type(value[0]) is int
+    return isinstance(value, (int, str)) or not (hasattr(value, "tolist") or hasattr(value, "__iter__"))

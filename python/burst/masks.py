@@ -1,6 +1,7 @@
 """Masks of any shape, for attention(..., causal=False, slices=...): lists of (q_begin, q_end, k_begin,
 k_end, kind) of positions in the whole sequence."""
 
+import copy
 import json
 import operator
 from typing import List, Sequence
@@ -21,7 +22,7 @@ class Frozen:
     __slots__ = ("slices", "text")
 
     def __init__(self, slices: Slices) -> None:
-        self.slices = nested(slices)
+        self.slices = copy.deepcopy(nested(slices))
         self.text = json.dumps(self.slices, default=repr)  # the one constant of a compiled graph
 
 
