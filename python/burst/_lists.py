@@ -10,7 +10,8 @@ def nested(values):
     """Returns a list of numbers, texts and such lists, from iterables of any depth. An iterator is read once.
 
     Lists and tuples that begin with an int stay as they are, because masks have thousands of them."""
-    return [value if _is_plain(value) else nested(value) for value in list_of(values)]
+    return [value if _is_plain(value) else value.tolist() if hasattr(value, "tolist") else nested(value)
+            for value in list_of(values)]
 
 
 def _is_plain(value):

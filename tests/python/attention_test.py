@@ -495,7 +495,8 @@ class AttentionTest(unittest.TestCase):
             q, k, v = (normal(name, 1, 8, 1, 2) for name in "qkv")
             parts = [(0, 4, 0, 4, "full"), (4, 8, 2, 6, "full")]
             want = burst.attention(q, k, v, causal=False, slices=parts)
-            for slices in (iter(parts), [iter(parts)], burst.masks.Frozen([iter(parts)]), [map(iter, parts)]):
+            tensors = [[torch.tensor(0), 4, torch.tensor(0), 4, "full"], (4, torch.tensor(8), 2, 6, "full")]
+            for slices in (iter(parts), [iter(parts)], burst.masks.Frozen([iter(parts)]), [map(iter, parts)], tensors):
                 assert torch.equal(burst.attention(q, k, v, causal=False, slices=slices), want)
             pairs = [(0, 3), (3, 8)]
             want = burst.attention(q, k, v, causal=False, spans=pairs)
