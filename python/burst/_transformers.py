@@ -230,7 +230,7 @@ class Served:
         """Returns documents that start at every chunk of the sequence, or of each of its documents (Llama 4)."""
         seqlen = self._arguments.get("seqlen")
         if seqlen is None and self._arguments.get("cu_seqlens") is not None:
-            seqlen = bounds_of(self._arguments)[-1]
+            seqlen = bounds_of(self._arguments["cu_seqlens"])[-1]
         if seqlen is None:
             raise ValueError("seqlen: must be registered for chunked attention over a group; got None; pass "
                              "burst.register(group, seqlen=...)")
@@ -266,8 +266,8 @@ class Served:
             raise ValueError("cu_seq_lens_q: it must be given with cu_seq_lens_k; got one of them")
         if is_compiling():
             raise ValueError("cu_seq_lens_q: " + masks.TRACED)
-        bounds = self._lengths.of(_bounds_as_given, of_queries)
-        if of_keys is not of_queries and bounds != self._lengths.of(_bounds_as_given, of_keys):
+        bounds = self._lengths.of(bounds_of, of_queries)
+        if of_keys is not of_queries and bounds != self._lengths.of(bounds_of, of_keys):
             raise ValueError("cu_seq_lens_k: it must be equal to cu_seq_lens_q" + masks.INSTEAD)
         if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
             raise ValueError("cu_seq_lens_q: it must begin with 0 and not decrease; got %s" % (bounds,))
@@ -301,10 +301,6 @@ def _is_within(mask, window):
 
 def _end_of(position_ids):
     return int(position_ids.max()) + 1 if position_ids.numel() else 0
-
-
-def _bounds_as_given(values):
-    return bounds_of({"cu_seqlens": values})
 
 
 def _check_others(others):

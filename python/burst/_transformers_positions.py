@@ -25,8 +25,8 @@ def refuse(group, tensor, promised, error):
     raise error
 
 
-def bounds_of(arguments):
-    return tuple(integers("cu_seqlens", arguments["cu_seqlens"]))
+def bounds_of(cu_seqlens):
+    return tuple(integers("cu_seqlens", cu_seqlens))
 
 
 def rows_of(arguments, seqlen=None):
@@ -144,7 +144,7 @@ class Positions:
         if self.arguments.get("seqlen") is not None:
             return [self.arguments["seqlen"]]
         if self.arguments.get("cu_seqlens") is not None:
-            return [bounds_of(self.arguments)[-1]]
+            return [bounds_of(self.arguments["cu_seqlens"])[-1]]
         size = size_of(self.group)
         return sorted(range(max(n, (n - 4) * size), (n + 4) * size), key=lambda seqlen: abs(seqlen - n * size))
 
