@@ -78,7 +78,7 @@ class ContextParallel:
 
     def check_used(self) -> None:
         """Raises ValueError if the model has not called this attention since it was attached."""
-        if self._served.calls == 0:
+        if not self._served.used:
             raise ValueError("model: must use transformers' attention interface; its layers did not call the "
                              "implementation %r; use a model with _supports_attention_backend" % self.name)
 

@@ -102,11 +102,11 @@ class Served:
     """A registered attention. Models call its forward.
 
     own: the positions of this rank's tokens, int64 [tokens], where the caller has cut the batch itself. They are then
-    not checked. calls: how often models have called forward."""
+    not checked. used: whether a model has called forward. A counter would compile a graph again for every call."""
 
     def __init__(self, group, layout, arguments):
         self.group, self._layout, self._arguments = group, layout, arguments
-        self.own, self.calls = None, 0
+        self.own, self.used = None, False
         self._positions = Positions(group, layout, arguments)
         self._masks, self._lengths, self._packings, self._ends = Seen(), Seen(), Seen(), Seen()
 
@@ -117,7 +117,7 @@ class Served:
     def forward(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
                 sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_ids=None,
                 cu_seq_lens_q=None, cu_seq_lens_k=None, **others):
-        ranks, self.calls = size_of(self.group), self.calls + 1
+        ranks, self.used = size_of(self.group), True
         lengths = query.shape[2], key.shape[2]
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)

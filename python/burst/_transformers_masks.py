@@ -369,7 +369,7 @@ def _of_trace(function, rows, n, padding, ranks, window, bidirectional, device):
         ok = ok & furthest.all() & sees(0)[0].all()
         for distance, wanted in ((-back, False), (1, bidirectional and back > 1), (back, False)):
             shown, exists = sees(distance)
-            ok = ok & ((shown == wanted) | ~exists).all()
+            ok = ok & ((shown if wanted else ~shown) | ~exists).all()  # == of bool fails in torch 2.11's Inductor
         if bidirectional:
             ok = ok & function(row, torch.zeros_like(row), query, (query + back - 1).clamp(max=n - 1)).all()
     require_in_graph(ok, TRACED)

@@ -36,7 +36,7 @@ struct Messages {
 // What a rank posts: messages on the lines of a ring.
 Messages PostOf(int post, int rank, int size) {
   Messages messages;
-  for (const int distance : RingDistances(size)) {
+  for (const int distance : RingDistances(size, Channel::kGradient)) {
     const int to = (rank + distance) % size, from = (rank + size - distance) % size;
     for (const int64_t bytes : Lengths(post, rank, to))
       messages.sends.push_back({kData, bytes, to});
@@ -47,10 +47,12 @@ Messages PostOf(int post, int rank, int size) {
   return messages;
 }
 
-TEST(RingDistances, AreThoseOfBothNeighborsAndTheOppositeRank) {
-  EXPECT_EQ(RingDistances(2), (std::set<int>{1}));
-  EXPECT_EQ(RingDistances(3), (std::set<int>{1, 2}));
-  EXPECT_EQ(RingDistances(8), (std::set<int>{1, 4, 7}));
+TEST(RingDistances, AreThoseOfBothNeighborsAndForGradientsTheOppositeRank) {
+  EXPECT_EQ(RingDistances(2, Channel::kRead), (std::set<int>{1}));
+  EXPECT_EQ(RingDistances(2, Channel::kGradient), (std::set<int>{1}));
+  EXPECT_EQ(RingDistances(3, Channel::kGradient), (std::set<int>{1, 2}));
+  EXPECT_EQ(RingDistances(8, Channel::kRead), (std::set<int>{1, 7}));
+  EXPECT_EQ(RingDistances(8, Channel::kGradient), (std::set<int>{1, 4, 7}));
 }
 
 TEST(MailPieces, CoverEachMessageInOrderAndUseTheSlotsInTurn) {

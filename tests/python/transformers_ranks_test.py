@@ -200,6 +200,24 @@ class GraphsTest(unittest.TestCase):
         self.check(model, graph, {}, every, words)  # chunks are within the sequence
 
     @needs("LlamaConfig")
+    def test_steps(self):
+        """The default backend compiles a model once, and gradients of each step are right."""
+        burst.register()
+        model = model_of("LlamaForCausalLM", num_hidden_layers=1, use_cache=False)
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        graph = torch.compile(model)
+        for step in range(3):
+            ids, found = (tokens(2) + step) % 50, []
+            for call, attention in ((model, "sdpa"), (graph, "burst")):
+                model.set_attn_implementation(attention)
+                loss = call(input_ids=ids, labels=ids).loss
+                found.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+            for have, want in zip(found[1], found[0]):
+                torch.testing.assert_close(have, want, atol=2e-5, rtol=0)
+        self.assertEqual(torch._dynamo.utils.counters["stats"]["unique_graphs"], 1)
+
+    @needs("LlamaConfig")
     def test_layers(self):
         """Compiled layers follow the masks of batch after batch."""
         torch._dynamo.reset()

@@ -29,10 +29,12 @@ namespace burst {
 inline constexpr uint32_t kMailSlots = 2;
 static_assert((uint64_t{1} << 32) % kMailSlots == 0, "piece numbers wrap around");
 
-// The distances from a rank to the ranks that a ring sends to: both neighbors, and the opposite
-// rank for the return of gradients (burst/attention/ring/route.h).
-inline std::set<int> RingDistances(int world_size) {
-  return {1, world_size - 1, std::max(1, world_size / 2)};
+// The distances from a rank to the ranks that a flat ring sends to on the channel: both neighbors.
+// Gradients also return from the opposite rank (burst/attention/ring/route.h).
+inline std::set<int> RingDistances(int world_size, Channel channel) {
+  std::set<int> distances = {1, world_size - 1};
+  if (channel == Channel::kGradient) distances.insert(std::max(1, world_size / 2));
+  return distances;
 }
 
 struct MailPiece {

@@ -31,8 +31,9 @@ constexpr char kNone[] = "there is no libnccl.so.2, which ranks on GPUs need";
   }
 
 BURST_NCCL(ncclGetUniqueId, (ncclUniqueId * id), (id))
-BURST_NCCL(ncclCommInitRank, (ncclComm_t * comm, int size, ncclUniqueId id, int rank),
-           (comm, size, id, rank))
+BURST_NCCL(ncclCommInitRankConfig,
+           (ncclComm_t * comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config),
+           (comm, size, id, rank, config))
 BURST_NCCL(ncclCommDestroy, (ncclComm_t comm), (comm))
 BURST_NCCL(ncclCommAbort, (ncclComm_t comm), (comm))
 BURST_NCCL(ncclCommGetAsyncError, (ncclComm_t comm, ncclResult_t* error), (comm, error))

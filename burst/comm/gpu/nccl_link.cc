@@ -60,15 +60,17 @@ void NcclLinks::Abort() {
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<NcclLink>>> NcclLink::Create(
-    NcclLinks* registry, int world_size, absl::Span<const ncclUniqueId> ids, int rank) {
-  std::vector<ncclComm_t> comms(ids.size());
+    NcclLinks* registry, int world_size, absl::Span<const NcclLinkPlan> plans, int rank) {
+  std::vector<ncclComm_t> comms(plans.size());
   ncclResult_t result = ncclGroupStart();
-  for (size_t i = 0; i < ids.size() && result == ncclSuccess; ++i) {
-    result = ncclCommInitRank(&comms[i], world_size, ids[i], rank);
+  for (size_t i = 0; i < plans.size() && result == ncclSuccess; ++i) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (plans[i].channels > 0) config.minCTAs = config.maxCTAs = plans[i].channels;
+    result = ncclCommInitRankConfig(&comms[i], world_size, plans[i].id, rank, &config);
   }
   const ncclResult_t end = ncclGroupEnd();
   if (result == ncclSuccess) result = end;
-  if (result != ncclSuccess) return NcclError("ncclCommInitRank", result);
+  if (result != ncclSuccess) return NcclError("ncclCommInitRankConfig", result);
   std::vector<std::unique_ptr<NcclLink>> links;
   for (ncclComm_t comm : comms) links.emplace_back(new NcclLink(registry, comm));
   return links;

@@ -38,12 +38,18 @@ class NcclLinks {
   std::set<NcclLink*> links_;
 };
 
+// What the ranks of a link agree on.
+struct NcclLinkPlan {
+  ncclUniqueId id;
+  int channels;  // thread blocks that carry its messages together; 0: as many as NCCL chooses
+};
+
 // One ncclComm_t of at least two ranks. One thread uses it, another one watches it.
 class NcclLink {
  public:
-  // One link for each id, made at the same time. Collective. `links` must outlive them.
+  // One link for each plan, made at the same time. Collective. `links` must outlive them.
   static absl::StatusOr<std::vector<std::unique_ptr<NcclLink>>> Create(
-      NcclLinks* links, int world_size, absl::Span<const ncclUniqueId> ids, int rank);
+      NcclLinks* links, int world_size, absl::Span<const NcclLinkPlan> plans, int rank);
   // Work queued on it must be done, unless there was a failure.
   ~NcclLink();
 

@@ -117,9 +117,9 @@ PeerMail::PeerMail(Communicator* host, PeerMails* mails)
       device_(cuda::CurrentContext().device),
       rank_(host->rank()),
       size_(host->world_size()),
-      lines_(RingDistances(size_).size()) {
+      lines_(RingDistances(size_, Channel::kGradient).size()) {
   auto line = lines_.begin();
-  for (const int distance : RingDistances(size_)) (line++)->distance = distance;
+  for (const int distance : RingDistances(size_, Channel::kGradient)) (line++)->distance = distance;
   for (int c = 0; c < kChannels; ++c) pieces_.emplace_back(size_, piece_bytes());
 }
 
