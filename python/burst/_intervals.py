@@ -14,8 +14,8 @@ def runs(labels):
 
     Raises ValueError if a label comes back after another one."""
     rows, n = labels.shape
-    at = torch.arange(n).expand(rows, n)
-    first = torch.ones(rows, n, dtype=torch.bool)
+    at = torch.arange(n, device="cpu").expand(rows, n)
+    first = torch.ones(rows, n, dtype=torch.bool, device="cpu")
     first[:, 1:] = labels[:, 1:] != labels[:, :-1]
     for row in range(rows):
         if len(labels[row].unique()) != int(first[row].sum()):
@@ -48,8 +48,8 @@ def of_values(shown):
     most = max(1, int(counts.max()) if queries else 1)
     if most > _MOST_INTERVALS:
         raise ValueError("a query sees %d pieces of the keys" % most)
-    which = torch.arange(len(query)) - (counts.cumsum(0) - counts)[query]
-    lows, highs = (torch.zeros(most, queries, dtype=torch.int64) for _ in range(2))
+    which = torch.arange(len(query), device="cpu") - (counts.cumsum(0) - counts)[query]
+    lows, highs = (torch.zeros(most, queries, dtype=torch.int64, device="cpu") for _ in range(2))
     lows[which, query], highs[which, query] = low, high
     return lows, highs
 
@@ -70,7 +70,7 @@ def simple(low, high):
     rows, n = low.shape
     if n == 0 or bool((low >= high).any()):
         return None
-    at = torch.arange(n)
+    at = torch.arange(n, device="cpu")
     back, ahead = at - low, high - 1 - at
     if bool((back < 0).any() | (ahead < 0).any()):
         return None

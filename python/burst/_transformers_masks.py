@@ -181,7 +181,7 @@ def _read(function, rows, n, documents=None, at=None):
 
     documents: labels [rows, n] of packed documents that the mask keeps apart. at: the positions [rows, n]
     with which the function is called in place of the tokens' numbers."""
-    tokens = torch.arange(n).expand(rows, n)
+    tokens = torch.arange(n, device="cpu").expand(rows, n)
     limits = _limits(function)
     if limits is not None:
         return tokens - limits[0], tokens + limits[1] + 1
@@ -267,7 +267,7 @@ def _is_trusted(function, low, high, values):
     names, (_, n) = tuple(_parts_of(function)), low.shape
     if names in _trusted:
         return True
-    keys = torch.arange(n)
+    keys = torch.arange(n, device="cpu")
     for first in {0, n // 2, max(0, n - _SAMPLED)}:
         queries = slice(first, min(n, first + _SAMPLED))
         read = (keys >= low[:, queries, None]) & (keys < high[:, queries, None])
@@ -343,11 +343,10 @@ def _values_of(sdpa_mask, function, rows, n, padding, use_vmap, device):
     by_positions = "cache_position" in inspect.signature(sdpa_mask).parameters  # before transformers 5
 
     def values(first, count, padded):
-        where = (dict(cache_position=torch.arange(first, first + count, device=device)) if by_positions
-                 else dict(q_length=count, q_offset=first, use_vmap=use_vmap, device=device))
+        where = (dict(cache_position=torch.arange(first, first + count, device=device), allow_torch_fix=False)
+                 if by_positions else dict(q_length=count, q_offset=first, use_vmap=use_vmap, device=device))
         return sdpa_mask(batch_size=rows, kv_length=n, kv_offset=0, mask_function=function,
-                         attention_mask=padding if padded else None, allow_is_causal_skip=False,
-                         allow_torch_fix=False, **where)[:, 0]
+                         attention_mask=padding if padded else None, allow_is_causal_skip=False, **where)[:, 0]
 
     return values
 

@@ -153,7 +153,7 @@ def _in_documents(at, documents):
     """Returns the positions `at` counted from the start of each document, [rows, n]."""
     rows = []
     for row in documents:
-        starts = torch.tensor(sorted({0, *row}))
+        starts = torch.tensor(sorted({0, *row}), device=at.device)
         rows.append(at - starts[torch.bucketize(at, starts, right=True) - 1])
     return torch.stack(rows)
 
@@ -163,7 +163,7 @@ def _shortly(values):
 
 
 # The operators below claim to write this, because graphs keep operators that write.
-_checked = torch.zeros((), dtype=torch.float32)
+_checked = torch.zeros((), dtype=torch.float32, device="cpu")
 _OPS = getattr(torch.ops, __package__)
 
 if hasattr(torch.library, "custom_op"):

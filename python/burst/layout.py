@@ -54,7 +54,7 @@ def positions(seqlen: int, group: Optional[Group] = None, layout: str = "zigzag"
         causal, window, group_size = options
         mask = _library.mask(causal, window, documents)
         values, length = _library.balanced_positions(mask, seqlen, rank, size, group_size or 1)
-    return torch.tensor(values[:length], dtype=torch.int64, device=device)
+    return torch.tensor(values[:length], dtype=torch.int64, device=device or "cpu")
 
 
 def _packed(layout, seqlen, documents=None, cu_seqlens=None, causal=True, window=0, ulysses_size=0):

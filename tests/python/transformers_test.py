@@ -160,7 +160,6 @@ class MaskTest(unittest.TestCase):
 
         function = masking_utils.and_masks(sliding_window_overlay(3), masking_utils.causal_mask_function)
         trusted = set(_transformers_masks._trusted)
-        _transformers_masks._trusted.clear()
         mask = _transformers_masks.mask_function(lambda: 1)(
             batch_size=1, q_length=N, kv_length=N, mask_function=function, device="cpu")
         _transformers_masks._trusted.update(trusted)
@@ -236,6 +235,19 @@ class ModelsTest(unittest.TestCase):
         self.check_masks(model_of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=4, max_window_layers=1),
                          windowed=True)
 
+    @needs("LlamaConfig")
+    def test_default_device(self):
+        """What the package makes for itself is on the CPU, also where the user's default is another device."""
+        burst.register()
+        model = model_of("LlamaForCausalLM")
+        model.set_attn_implementation("burst")
+        for given in (dict(attention_mask=HOLES), dict(position_ids=PACKED.expand(2, N))):
+            run = lambda ids: model(input_ids=ids, use_cache=False, **given)[0]
+            ids = tokens(2)
+            with torch.no_grad(), torch.device("meta"):
+                have = run(ids)
+            torch.testing.assert_close(have, run(ids), atol=0, rtol=0)
+
     @needs("Gemma2Config", "GptOssConfig")
     def test_decoders_with_capped_logits_and_sinks(self):
         burst.register()
@@ -282,7 +294,7 @@ class ModelsTest(unittest.TestCase):
                                            decoder_input_ids=tokens(2, queries))[0], model, refused=refused)
         model = transformers.T5Model(transformers.T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=32, num_layers=1,
                                                            num_heads=4)).eval()
-        if int(transformers.__version__.split(".")[0]) >= 5:  # older versions have an attention of their own here
+        if hasattr(transformers.models.t5.modeling_t5, "ALL_ATTENTION_FUNCTIONS"):  # older ones have their own attention
             self.check(lambda model: model(input_ids=tokens(2), decoder_input_ids=tokens(2))[0], model,
                        refused="position_bias")
 
