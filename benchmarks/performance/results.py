@@ -102,7 +102,7 @@ def long_steps():
     add(LLAMA_8B, 8192, "causal", 1, "selective; 3 GiB in the host", row["tokens_per_second"], row["GiB"])
     planned = [row for row in load("plan_h200")["rows"] if row["from"] == "scaling_2_h200.json, 361f55a"][0]
     add(LLAMA_8B, 131072, "causal", 2, "selective; ZeRO-3", planned["tokens_per_second"], planned["GiB"])
-    for row in load("long_steps_2_h200")["rows"][1:]:
+    for row in load("long_steps_2_h200")["rows"][2:]:
         add(LLAMA_8B, row["tokens"], "causal", 2, "selective; activations in the host",
             row["tokens_per_second_a_gpu"], None)
     row = one(eight, seqlen=786432)
@@ -110,6 +110,8 @@ def long_steps():
     longest = load("long_training_2_h200")["longest"]
     add(LLAMA_8B, 2097152, "window 8,192", 2, "full; all in the host", longest["rows"][-1]["tokens_per_second_a_gpu"],
         max(longest["GiB_of_a_gpu"]))
-    add(LLAMA_8B, 4194304, "window 8,192", 4, "full; activations in the host", four[4]["tokens_per_second_a_gpu"],
-        four[4]["GiB"])
-    return rows
+    for tokens, mask, memory in ((262144, "causal", "selective; ZeRO-3"),
+                                 (4194304, "window 8,192", "full; activations in the host")):
+        row = one(four, model=LLAMA_8B, tokens=tokens)
+        add(LLAMA_8B, tokens, mask, 4, memory, row["tokens_per_second_a_gpu"], row["GiB"])
+    return sorted(rows, key=lambda row: (row["model"], row["tokens"]))
