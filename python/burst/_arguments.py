@@ -333,6 +333,8 @@ def rows_of_documents(documents, cu_seqlens, seqlen, times=1):
         return (_starts_of_bounds(bounds, seqlen),), bounds[-1]
     if documents is None:
         return None, seqlen
+    if isinstance(documents, Frozen):  # of a graph
+        documents = documents.slices
     try:
         rows = list(list_of(documents))
     except TypeError:

@@ -25,9 +25,9 @@ class ContextParallel:
     def __init__(self, group: Any, layout: str, arguments: Dict[str, Any]) -> None:
         global _NUMBER
         self.group, self._layout, self._arguments = group, layout, dict(arguments)
-        self._served, self._checked = Served(group, layout, self._arguments), False
         _NUMBER += 1
         self.name = "burst_context_parallel_%d" % _NUMBER
+        self._served, self._checked = Served(group, layout, self._arguments, self.name), False
         put(self.name, self._served)
 
     def attach(self, model: torch.nn.Module) -> None:
@@ -71,7 +71,7 @@ class ContextParallel:
             batch["num_items_in_batch"] = count * factor / _ranks.size_of(self.group)
         self._check_equal(first)
         own = positions(n, self.group, self._layout, first.device)
-        self._arguments.update(seqlen=n, documents=documents)
+        self._served.update(seqlen=n, documents=documents)
         self._served.own = own
         batch.setdefault("use_cache", False)
         return {name: value[:, own] if _is_of_tokens(value, rows, n) else value for name, value in batch.items()}

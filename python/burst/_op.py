@@ -4,6 +4,7 @@ for selective activation checkpointing, which see operators only.
 Their arguments are what a graph may keep: tensors, which are read when it runs, and one text. From the text
 (arguments_text), any process can make the Call and find the group."""
 
+import ctypes
 import json
 import operator
 from typing import List, Optional, Tuple
@@ -17,6 +18,7 @@ from .masks import Frozen
 from .scores import check_seed, draw_seed, read_seed
 
 _TEXT_BYTES = 4 << 20
+_SEQLEN = _arguments.SCALARS.index("seqlen")
 OPS = getattr(torch.ops, __package__)  # a second copy of the package, under another name, has its own operators
 
 
@@ -44,19 +46,29 @@ class _Parsed:
                              (self.size, self.group_name, torch.distributed.get_world_size(found)))
         return found
 
-    def call(self, values):
-        """Returns the Call with the values of these tensors."""
-        scalars, lists = (tuple(_filled(part, values) for part in parts)
-                          for parts in (self._scalars, self._lists))
-        return _arguments.make_call(scalars, lists)
+    def call(self, values, seqlen=None):
+        """Returns the Call with the values of these tensors, and with seqlen if the text does not have it."""
+        scalars, lists = ([_filled(part, values) for part in parts] for parts in (self._scalars, self._lists))
+        if seqlen is not None:
+            scalars[_SEQLEN] = seqlen
+        elif isinstance(scalars[_SEQLEN], Frozen):
+            scalars[_SEQLEN], = scalars[_SEQLEN].slices
+        return _arguments.make_call(tuple(scalars), tuple(lists))
 
 
-_texts = Bounded(_TEXT_BYTES)
+_texts, _frozen = Bounded(_TEXT_BYTES), Bounded(_TEXT_BYTES)
 
 
 def _parsed(text):
     found = _texts.get(text)
     return _texts.put(text, _Parsed(text), 2048 + 20 * len(text)) if found is None else found
+
+
+def _thawed(tensor):
+    """Returns the Frozen of a Frozen's tensor. Equal ones are one object, which is read once."""
+    text = ctypes.string_at(tensor.data_ptr(), tensor.numel())
+    found = _frozen.get(text)
+    return _frozen.put(text, Frozen(json.loads(text)), 2048 + 20 * len(text)) if found is None else found
 
 
 def _filled(value, values):
@@ -65,7 +77,7 @@ def _filled(value, values):
         if "refused" in value:
             return _arguments.Refusal(value["refused"])
         if "frozen" in value:
-            return json.loads(value["frozen"])
+            return _thawed(values[value["frozen"]].cpu())
         return values[value["tensor"]]
     if isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
         return [_filled(item, values) for item in value]
@@ -117,9 +129,10 @@ def _without_tensors(value, tensors):
     if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
         return _without_tensors(torch.as_tensor(value), tensors)
     if isinstance(value, Frozen):
-        return {"frozen": value.text}
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        value, = {value: None}  # as a key dynamo makes it a constant, where it was any number
+        tensors.append(value.tensor)
+        return {"frozen": len(tensors) - 1}
+    if isinstance(value, (int, float)):
+        value, = {value: None}  # as a key dynamo makes it a constant, where it was any number or comparison
         return value
     if isinstance(value, (list, tuple)):
         return [_without_tensors(item, tensors) for item in value]
@@ -149,6 +162,11 @@ def apply(q, k, v, sinks, seed, group, scalars, lists):
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError("%s: must be a torch.Tensor; got a %s" % (name, type(tensor).__name__))
+    seqlen = scalars[_SEQLEN]
+    if isinstance(seqlen, (int, torch.SymInt)) and not isinstance(seqlen, bool):  # it may be any number in a graph
+        scalars = (*scalars[:_SEQLEN], None, *scalars[_SEQLEN + 1:])
+    else:
+        seqlen = None
     scalars = _without_tensors(scalars, tensors)
     text = arguments_text(group, *scalars, *_without_tensors(lists, tensors))
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
@@ -156,7 +174,7 @@ def apply(q, k, v, sinks, seed, group, scalars, lists):
     drops = scalars[13] is not None and scalars[13] != 0
     drawn = drops and seed is None
     seed = _seed_tensor(seed) if drops else None
-    out, lse, max_logit, _ = OPS.forward(q, k, v, sinks, text, tensors, needs_grad, seed, drawn)
+    out, lse, max_logit, _ = OPS.forward(q, k, v, sinks, text, tensors, needs_grad, seed, drawn, seqlen)
     return out, lse, max_logit if scalars[14] else None
 
 
@@ -165,12 +183,12 @@ _TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph
 
 @torch.library.custom_op(__package__ + "::forward", mutates_args=(), **_TAGS)
 def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], arguments: str, values: List[Tensor],
-            needs_grad: bool, seed: Optional[Tensor],
-            drawn: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+            needs_grad: bool, seed: Optional[Tensor], drawn: bool,
+            seqlen: Optional[int]) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes attention. The last result has the tokens of every rank, then the seed."""
     parsed = _parsed(arguments)
     out, lse, max_logit, lengths, seed, _ = _call.forward(
-        q, k, v, parsed.group(), parsed.call(values), needs_grad, sinks,
+        q, k, v, parsed.group(), parsed.call(values, seqlen), needs_grad, sinks,
         None if seed is None else seed.item(), drawn)
     if max_logit is None:
         max_logit = torch.empty((0,), dtype=torch.float32, device="cpu")
@@ -178,7 +196,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], arguments:
 
 
 @forward.register_fake
-def _(q, k, v, sinks, arguments, values, needs_grad, seed, drawn):
+def _(q, k, v, sinks, arguments, values, needs_grad, seed, drawn, seqlen):
     parsed = _parsed(arguments)
     lse = q.new_empty(_call.lse_shape(q), dtype=_call.lse_dtype(q))
     largest = torch.empty(_call.max_logit_shape(q) if parsed.has_largest else (0,), dtype=torch.float32,
@@ -190,24 +208,24 @@ def _(q, k, v, sinks, arguments, values, needs_grad, seed, drawn):
 @torch.library.custom_op(__package__ + "::backward", mutates_args=(), **_TAGS)
 def backward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], out: Tensor, lse: Tensor,
              lengths: Tensor, dout: Tensor, dlse: Optional[Tensor], arguments: str, values: List[Tensor],
-             drops: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+             drops: bool, seqlen: Optional[int]) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes the gradients. The last result is the gradient of the sinks; without them it is empty."""
     parsed = _parsed(arguments)
     *tokens, seed = lengths.tolist()
-    state = _call.state_of(parsed.group(), parsed.call(values), q, tokens)
+    state = _call.state_of(parsed.group(), parsed.call(values, seqlen), q, tokens)
     *gradients, dsinks = _call.backward(q, k, v, sinks, out, lse, dout.to(out.dtype), dlse, state,
                                         seed if drops else None)
     return (*gradients, q.new_empty(0) if dsinks is None else dsinks)
 
 
 @backward.register_fake
-def _(q, k, v, sinks, out, lse, lengths, dout, dlse, arguments, values, drops):
+def _(q, k, v, sinks, out, lse, lengths, dout, dlse, arguments, values, drops, seqlen):
     gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     return (*gradients, q.new_empty(0) if sinks is None else torch.empty_like(sinks))
 
 
 def _keep(ctx, inputs, output):
-    q, k, v, sinks, ctx.arguments, values, _, seed, _ = inputs
+    q, k, v, sinks, ctx.arguments, values, _, seed, _, ctx.seqlen = inputs
     out, lse, _, lengths = output
     ctx.drops = seed is not None
     ctx.save_for_backward(q, k, v, sinks, out, lse, lengths, *values)
@@ -219,8 +237,8 @@ def _differentiate(ctx, dout, dlse, *_):
     if dout is None:
         dout = torch.zeros_like(out)
     *gradients, dsinks = OPS.backward(q, k, v, sinks, out, lse, lengths, dout, dlse, ctx.arguments, values,
-                                      ctx.drops)
-    return (*gradients, None if sinks is None else dsinks, None, [None] * len(values), None, None, None)
+                                      ctx.drops, ctx.seqlen)
+    return (*gradients, None if sinks is None else dsinks, None, [None] * len(values), None, None, None, None)
 
 
 forward.register_autograd(_differentiate, setup_context=_keep)

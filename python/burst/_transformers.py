@@ -11,6 +11,7 @@ from ._attention import attention, cross_attention
 from ._transformers_positions import (Positions, Seen, bounds_of, check_rising, is_compiling, refuse, rows_of, size_of,
                                       starts_again)
 from ._types import Group
+from .masks import Frozen
 
 # Keywords that models pass to their attention and that do not change its result.
 _HARMLESS = frozenset((
@@ -44,7 +45,7 @@ def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = 
         group (ProcessGroup or one-dimensional DeviceMesh): None: one rank.
         layout (str): as for burst.attention.
         name (str): the attn_implementation.
-        arguments: other arguments of burst.attention, such as documents and strategy.
+        arguments: other arguments of burst.attention, such as documents and strategy. Tensors are read now.
 
     Raises:
         ImportError: transformers is missing, or older than 4.53.
@@ -79,7 +80,7 @@ def put(name, served):
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     ALL_ATTENTION_FUNCTIONS.register(name, served.forward)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, masks.mask_function(lambda: size_of(served.group)))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, masks.mask_function(lambda: served.ranks))
 
 
 def _meet(a, b):
@@ -98,26 +99,60 @@ def _are_within(slices, starts):
     return all(of(a) == of(b - 1) == of(c) == of(d - 1) for row in slices for a, b, c, d, _ in row)
 
 
+_used = set()  # names of Served that a model has called
+
+
+def _note_use(name):
+    """Remembers the name. A graph does so while it is traced, because it may not change what is outside of it."""
+    _used.add(name)
+
+
+_note_use._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without dynamo
+
+
 class Served:
     """A registered attention. Models call its forward.
 
     own: the positions of this rank's tokens, int64 [tokens], where the caller has cut the batch itself. They are then
-    not checked. used: whether a model has called forward. A counter would compile a graph again for every call."""
+    not checked."""
 
-    def __init__(self, group, layout, arguments):
+    def __init__(self, group, layout, arguments, name=None):
         self.group, self._layout, self._arguments = group, layout, arguments
-        self.own, self.used = None, False
+        self.ranks = size_of(group)  # here, because torch 2.11 does not trace it
+        self.own, self._name = None, name
         self._positions = Positions(group, layout, arguments)
         self._masks, self._lengths, self._packings, self._ends = Seen(), Seen(), Seen(), Seen()
+        self.update()
+
+    @property
+    def used(self):
+        """Whether a model has called forward of a Served with a name."""
+        return self._name in _used
 
     def set_cu_seqlens(self, bounds):
         """Takes the bounds of the whole sequence's documents for the calls that follow."""
-        self._arguments["cu_seqlens"] = tuple(bounds)
+        self.update(cu_seqlens=tuple(bounds))
+
+    def update(self, **given):
+        """Takes arguments for the calls that follow. A graph does not keep them as constants."""
+        self._arguments.update(given)
+        for name in ("documents", "cu_seqlens"):
+            if isinstance(self._arguments.get(name), torch.Tensor):  # not in each layer, because a GPU would wait
+                self._arguments[name] = self._arguments[name].tolist()
+        seqlen = self._arguments.get("seqlen")
+        self._seqlen = None if seqlen is None else Frozen([seqlen])
+        try:
+            rows, self._is_read = rows_of(self._arguments), True
+        except ValueError:  # forward raises it, on all ranks
+            rows, self._is_read = None, False
+        self._packed = None if rows is None else Frozen(rows)
 
     def forward(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
                 sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_ids=None,
                 cu_seq_lens_q=None, cu_seq_lens_k=None, **others):
-        ranks, self.used = size_of(self.group), True
+        ranks = self.ranks
+        if self._name is not None:
+            _note_use(self._name)
         lengths = query.shape[2], key.shape[2]
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
@@ -146,9 +181,11 @@ class Served:
             return self._cross(tensors, given, softcap, dropout), None
         given.update(causal=mask.causal, window=mask.window, softcap=softcap or 0.0, dropout_p=dropout)
         if mask.slices is not None:
-            given["slices"] = mask.slices if is_compiling() else mask.frozen
+            given["slices"] = mask.frozen
         given.update((name, value) for name, value in self._arguments.items()
                      if name not in ("documents", "cu_seqlens"))
+        if self._seqlen is not None and is_compiling():
+            given["seqlen"] = self._seqlen
         return attention(*tensors, documents=documents, **given), None
 
     def _mask(self, given, lengths, is_causal, sliding_window, ranks):
@@ -188,8 +225,13 @@ class Served:
 
     def _documents(self, mask, cu_seq_lens_q, cu_seq_lens_k, query, ranks):
         """Returns rows of document starts from the mask, the keywords and the registered arguments together."""
-        registered = rows_of(self._arguments, query.shape[2] if ranks == 1 else None)
         bounds = self._bounds(cu_seq_lens_q, cu_seq_lens_k)
+        if is_compiling() and self._is_read and mask.slices is None and not mask.chunk:
+            if self._packed is None:
+                return mask.packed
+            if mask.packed is None and (ranks > 1 or self._arguments.get("cu_seqlens") is None):
+                return self._packed
+        registered = rows_of(self._arguments, query.shape[2] if ranks == 1 else None)
         if bounds is not None:
             if query.shape[0] != 1:
                 raise ValueError("cu_seq_lens_q: packed sequences must be a batch of 1; got %d rows" %

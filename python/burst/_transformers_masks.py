@@ -34,9 +34,9 @@ class Mask:
     """A mask in the words of attention(), or why it is not served (`refusal`). Models pass it to the
     attention of each layer, some through another model, which takes it for a tensor of 4 dimensions.
 
-    documents: rows of starts, or None. slices: rows of tuples, or None. lengths: (queries, keys). positions:
-    position_ids that the mask was made with, where they are not checked yet. chunk: over a group, tokens of chunks
-    that do not see one another; 0: none."""
+    documents: rows of starts, or None. slices: rows of tuples, or None. packed, frozen: both as Frozen, which graphs
+    do not keep as constants. lengths: (queries, keys). positions: position_ids that the mask was made with, where they
+    are not checked yet. chunk: over a group, tokens of chunks that do not see one another; 0: none."""
 
     ndim = 4
 
@@ -45,7 +45,7 @@ class Mask:
         self.chunk = chunk
         self.lengths, self.causal, self.window, self.documents = lengths, causal, window, documents
         self.slices, self.refusal, self.positions = slices, refusal, positions
-        self.frozen = None if slices is None else _freeze(slices)
+        self.frozen, self.packed = (None if x is None else _freeze(x) for x in (slices, documents))
 
     @property
     def shape(self):

@@ -20,7 +20,18 @@ def _classes(file):
     return [x for x in found if hasattr(x, "_from_config")], found
 
 
-@functools.lru_cache(maxsize=None)
+def _once(function):
+    """Makes a function of texts compute each result once. A graph calls it while it is traced."""
+    cached = functools.lru_cache(maxsize=None)(function)
+
+    def call(*texts):
+        return cached(*texts)
+
+    call._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without dynamo
+    return call
+
+
+@_once
 def _refusal(file):
     models, _ = _classes(file)
     if any(getattr(model, "_is_stateful", False) for model in models):
@@ -39,12 +50,12 @@ def check(module):
         raise ValueError("model: %s; use a group of one rank" % refusal)
 
 
-@functools.lru_cache(maxsize=None)
-def _counts_from_padding(kind):
+@_once
+def _counts_from_padding(file, kind):
     """Returns whether the embeddings of an attention's class, as RobertaEmbeddings of RobertaSelfAttention, do so."""
-    name, file = "create_position_ids_from_input_ids", kind.__module__
+    name = "create_position_ids_from_input_ids"
     embeddings = [x for x in _classes(file)[1]
-                  if x.__name__.endswith("Embeddings") and kind.__name__.startswith(x.__name__[:-len("Embeddings")])]
+                  if x.__name__.endswith("Embeddings") and kind.startswith(x.__name__[:-len("Embeddings")])]
     return any(hasattr(x, name) or hasattr(sys.modules[file], name) for x in embeddings)
 
 
@@ -52,7 +63,8 @@ def first_position(module, config=None):
     """Returns the position of a sequence's first token: RoBERTa's embeddings begin after the padding's row."""
     config = config or getattr(module, "config", None)
     padding = getattr(config, "pad_token_id", None)
-    return padding + 1 if padding is not None and _counts_from_padding(type(module)) else 0
+    kind = type(module)
+    return padding + 1 if padding is not None and _counts_from_padding(kind.__module__, kind.__name__) else 0
 
 
 def rope_limits(config):

@@ -73,7 +73,8 @@ def check_rising(position_ids):
                          "pass cu_seq_lens_q and cu_seq_lens_k or burst.register(documents=...), and no attention_mask")
 
 
-_all = []  # Positions, by their numbers in graphs
+_all = weakref.WeakValueDictionary()  # Positions, by their numbers in graphs
+_numbers = itertools.count()
 
 
 class Positions:
@@ -81,9 +82,10 @@ class Positions:
 
     def __init__(self, group, layout, arguments):
         self.group, self._layout, self.arguments = group, layout, arguments
+        self._seen = Seen()  # of the layers of a model, all of which are called with the same position_ids
         self._known, self._warned = {}, False  # the last right positions, by the other arguments of check
-        self.number = len(_all)
-        _all.append(self)
+        number = next(_numbers)
+        self.number, _all[number] = torch.tensor(number, device="cpu"), self  # a graph would keep an int as a constant
 
     def check(self, position_ids, n, documents, causal, window, first=0):
         """Raises ValueError for position_ids [batch or 1, n] that are wrong.
@@ -95,7 +97,10 @@ class Positions:
         if is_compiling():
             _OPS.check_positions(position_ids, self.number, causal, window, first, _checked)
             return
-        lengths, packed = self._lengths(n), {}
+        self._seen.of(self._check, position_ids, n, tuple(self._lengths(n)), documents, causal, window, first)
+
+    def _check(self, position_ids, n, lengths, documents, causal, window, first):
+        packed = {}
         if self._layout == "balanced" and documents is not None:
             packed = dict(dict(causal=causal, window=window, documents=documents),
                           ulysses_size=self.arguments.get("ulysses_size", 0))
@@ -179,10 +184,12 @@ if hasattr(torch.library, "custom_op"):
         check_rising(position_ids)
 
     @torch.library.custom_op(__package__ + "::check_positions", mutates_args=("checked",))
-    def check_positions(position_ids: torch.Tensor, number: int, causal: bool, window: int, first: int,
+    def check_positions(position_ids: torch.Tensor, number: torch.Tensor, causal: bool, window: int, first: int,
                         checked: torch.Tensor) -> None:
         """Calls check of the Positions with this number, when a graph runs."""
-        checks = _all[number]
+        checks = _all.get(int(number))
+        if checks is None:  # another one was registered since the forward, which a backward repeats
+            return
         try:
             checks.check(position_ids, position_ids.shape[1], rows_of(checks.arguments), causal, window, first)
         except ValueError as error:

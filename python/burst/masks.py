@@ -6,6 +6,8 @@ import json
 import operator
 from typing import List, Sequence
 
+import torch
+
 from . import _library
 from ._lists import nested
 from ._types import Slice, Slices
@@ -19,11 +21,12 @@ class Frozen:
     A list is read in every call, which takes longer than the kernels for thousands of slices.
     """
 
-    __slots__ = ("slices", "text")
+    __slots__ = ("slices", "tensor")
 
     def __init__(self, slices: Slices) -> None:
         self.slices = copy.deepcopy(nested(slices))
-        self.text = json.dumps(self.slices, default=repr)  # the one constant of a compiled graph
+        text = bytearray(json.dumps(self.slices, default=repr).encode())
+        self.tensor = torch.frombuffer(text, dtype=torch.uint8)  # graphs read it when they run
 
 
 def tree(prompt: int, answers: Sequence[int]) -> List[Slice]:

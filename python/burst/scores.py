@@ -30,7 +30,7 @@ def read_seed(seed: Any) -> Any:
 
     Other values are returned unchanged.
     """
-    if isinstance(seed, int) and not isinstance(seed, bool):
+    if isinstance(seed, (int, str)) and not isinstance(seed, bool):  # torch 2.11 cannot trace index() of a text
         return seed
     try:
         return operator.index(seed)

@@ -10,7 +10,7 @@ import unittest
 import torch
 
 import burst
-from burst import ring_flash_attn
+from burst import flash_attn, ring_flash_attn
 from harness import main, naive, normal, run_ranks
 
 TOLERANCE = 1e-11  # for sums of a few hundred products in double precision
@@ -160,6 +160,28 @@ def numbers_that_change(rank, group):
             raise AssertionError(wrong)
 
 
+def few_graphs(rank, group):
+    """Lengths, their comparisons and Frozen slices that change call after call do not compile a graph for each."""
+    masks = [burst.masks.Frozen(burst.masks.tree(4, [end, 20 - end])) for end in range(3, 15)]
+    for name, call, want in (
+            ("seqlen", lambda q, _: burst.attention(q, q, q, seqlen=q.shape[1]), lambda q, _: naive(q, q, q)),
+            ("causal", lambda q, _: burst.attention(q, q, q, causal=q.shape[1] > 1), lambda q, _: naive(q, q, q)),
+            ("flash_attn", lambda q, _: flash_attn.flash_attn_func(q, q, q), lambda q, _: naive(q, q, q, causal=False)),
+            ("slices", lambda q, mask: burst.attention(q, q, q, causal=False, slices=mask),
+             lambda q, mask: naive(q, q, q, causal=False, slices=[mask.slices]))):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        for i, mask in enumerate(masks):
+            q = normal("q", 1, 24 if name == "slices" else 12 + i, 2, 8).requires_grad_()
+            have, expected = compiled(q, mask), want(q, mask)[0]
+            torch.testing.assert_close(have, expected, atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(torch.autograd.grad(have.sin().sum(), q),
+                                       torch.autograd.grad(expected.sin().sum(), q), atol=TOLERANCE, rtol=0)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        assert graphs <= 2, "%s: %d graphs" % (name, graphs)
+
+
 def frozen_slices(rank, group):
     q = normal("q", 1, 24, 2, 8)
     frozen = burst.masks.Frozen(burst.masks.tree(4, [9, 11]))
@@ -279,7 +301,7 @@ def checked_by_torch(rank, group):
         inputs = [normal(name, 1, 6, 2, 8).requires_grad_() for name in "qkv"]
         for sinks in (None, normal("s", 2).requires_grad_()):
             torch.library.opcheck(torch.ops.burst.forward.default,
-                                  (*inputs, sinks, text, [torch.tensor([0, 2, 6])], True, seed, False))
+                                  (*inputs, sinks, text, [torch.tensor([0, 2, 6])], True, seed, False, None))
 
 
 @unittest.skipUnless(hasattr(torch.library, "custom_op"), "operators need torch 2.4")
@@ -303,6 +325,9 @@ class GraphsTest(unittest.TestCase):
         run_ranks(1, frozen_slices)
         run_ranks(1, built_in_the_graph)
         run_ranks(1, numbers_that_change)
+
+    def test_few_graphs(self):
+        run_ranks(1, few_graphs)
 
     def test_defaults_of_the_user(self):
         run_ranks(1, defaults_of_the_user)

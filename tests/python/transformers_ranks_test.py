@@ -1,15 +1,24 @@
 """Tests burst.register over a group of ranks and under torch.compile. Logits are right, or there is an error on
 every rank or when the graph runs."""
 
+import functools
+import gc
+import shutil
 import unittest
+import unittest.mock
 import warnings
 
 import torch
 import torch.distributed as dist
 
 import burst
+from burst import _transformers_positions
+from burst._context_parallel import ContextParallel
 from harness import main, run_ranks
-from transformers_test import BOUNDS, LEFT, N, PACKED, RIGHT, model_of, needs, tokens
+from transformers_test import BOUNDS, LEFT, N, PACKED, RIGHT, model_of, needs, padding, tokens
+
+
+DEFAULT = "inductor" if shutil.which("g++") else "aot_eager"  # torch's default backend needs a compiler
 
 
 def rejected(call, words, kinds=ValueError):
@@ -142,6 +151,62 @@ def graphs_over_ranks(rank, group):
              "position_ids: they must")
 
 
+def count_graphs():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def few_graphs_over_ranks(kind, rank, group):
+    """Batches of other lengths and documents, from shard() or registered anew, do not compile a graph for each."""
+    torch._dynamo.utils.counters.clear()
+    model, reference = model_of("LlamaForCausalLM").train(), model_of("LlamaForCausalLM")
+    parallel = ContextParallel(group, "zigzag", {})
+    parallel.attach(model)
+    graph = model if kind == "layers" else torch.compile(model, backend="aot_eager", fullgraph=True)
+    if kind == "layers":
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager", fullgraph=True)
+    if kind == "checkpoints":
+        model.gradient_checkpointing_enable()
+    for i in range(6):
+        n = 16 + 4 * i
+        ids, own = tokens(1, n), burst.positions(n, group)
+        at = torch.tensor([[*range(3 + i), *range(n - 3 - i)]])
+        want = reference(input_ids=ids, position_ids=at, use_cache=False).logits
+        if kind == "registered":
+            burst.register(group, seqlen=n, documents=[0, 3 + i])
+            model.set_attn_implementation("burst")
+            have = graph(input_ids=ids[:, own], position_ids=at[:, own], use_cache=False).logits
+        else:
+            have = graph(**parallel.shard(dict(input_ids=ids, position_ids=at))).logits
+            parallel.check_used()
+        torch.testing.assert_close(have, want[:, own], atol=2e-5, rtol=0)
+        have.sum().backward()
+    assert count_graphs() <= 3, "%s: %d graphs" % (kind, count_graphs())
+
+
+def no_leak(rank, group):
+    """Attentions that were registered in another one's place are forgotten, with their documents."""
+    model, own = model_of("LlamaForCausalLM"), burst.positions(N, group)
+    for i in range(1, 10):
+        burst.register(group, documents=[0, i])
+        model.set_attn_implementation("burst")
+        model(input_ids=tokens(1)[:, own], position_ids=own[None], use_cache=False)
+    gc.collect()
+    assert len(_transformers_positions._all) == 1, list(_transformers_positions._all)
+
+
+def one_look_a_batch(rank, group):
+    """The layers of a model look at position_ids once, because a look makes the host wait for a GPU."""
+    burst.register(group, cu_seqlens=BOUNDS)
+    model, own = model_of("LlamaForCausalLM", num_hidden_layers=4), burst.positions(N, group)
+    model.set_attn_implementation("burst")
+    for _ in range(2):
+        with unittest.mock.patch.object(_transformers_positions.Positions, "_candidates", autospec=True,
+                                        return_value=[[own[None]]]) as looks:
+            model(input_ids=tokens(1)[:, own], position_ids=own[None], use_cache=False)
+        assert looks.call_count == 1, looks.call_count
+
+
 class RanksTest(unittest.TestCase):
     @needs("LlamaConfig")
     def test_documents(self):
@@ -162,6 +227,20 @@ class RanksTest(unittest.TestCase):
     @needs("LlamaConfig")
     def test_graphs(self):
         run_ranks(2, graphs_over_ranks)
+
+    @needs("LlamaConfig")
+    def test_few_graphs(self):
+        for kind in ("layers", "checkpoints", "registered"):
+            with self.subTest(kind):
+                run_ranks(2, functools.partial(few_graphs_over_ranks, kind))
+
+    @needs("LlamaConfig")
+    def test_registered_again(self):
+        run_ranks(2, no_leak)
+
+    @needs("LlamaConfig")
+    def test_one_look_a_batch(self):
+        run_ranks(2, one_look_a_batch)
 
 
 class GraphsTest(unittest.TestCase):
@@ -200,22 +279,20 @@ class GraphsTest(unittest.TestCase):
         self.check(model, graph, {}, every, words)  # chunks are within the sequence
 
     @needs("LlamaConfig")
-    def test_steps(self):
-        """The default backend compiles a model once, and gradients of each step are right."""
+    def test_batches(self):
+        """The default backend compiles a model once, and the loss of each batch is right."""
         burst.register()
-        model = model_of("LlamaForCausalLM", num_hidden_layers=1, use_cache=False)
+        model, eager = (model_of("LlamaForCausalLM", num_hidden_layers=1, use_cache=False) for _ in range(2))
+        model.set_attn_implementation("burst")
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        graph = torch.compile(model)
-        for step in range(3):
-            ids, found = (tokens(2) + step) % 50, []
-            for call, attention in ((model, "sdpa"), (graph, "burst")):
-                model.set_attn_implementation(attention)
-                loss = call(input_ids=ids, labels=ids).loss
-                found.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
-            for have, want in zip(found[1], found[0]):
-                torch.testing.assert_close(have, want, atol=2e-5, rtol=0)
-        self.assertEqual(torch._dynamo.utils.counters["stats"]["unique_graphs"], 1)
+        graph = torch.compile(model, backend=DEFAULT)
+        for i in range(3):
+            ids = (tokens(2) + i) % 50
+            with torch.no_grad():
+                torch.testing.assert_close(graph(input_ids=ids, labels=ids).loss, eager(input_ids=ids, labels=ids).loss,
+                                           atol=2e-5, rtol=0)
+        self.assertEqual(count_graphs(), 1)
 
     @needs("LlamaConfig")
     def test_layers(self):
@@ -235,6 +312,28 @@ class GraphsTest(unittest.TestCase):
                 model.set_attn_implementation("burst")
                 have = model(input_ids=tokens(2), **given).logits
                 torch.testing.assert_close(have[real.bool()], want[real.bool()], atol=2e-5, rtol=0)
+
+    @needs("LlamaConfig")
+    def test_few_graphs(self):
+        """Compiled layers are not compiled again for each batch, by the default backend."""
+        burst.register()
+        for kind in ("padding", "documents"):
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            model, eager = (model_of("LlamaForCausalLM", use_cache=False) for _ in range(2))
+            for layer in model.model.layers:
+                layer.compile(fullgraph=True, backend=DEFAULT)
+            model.set_attn_implementation("burst")
+            for i in range(6):
+                if kind == "padding":
+                    given = dict(attention_mask=padding(slice(0, 2 + i), slice(0, 1)))
+                else:
+                    given = dict(position_ids=torch.tensor([[*range(k), *range(N - k)] for k in (2 + i, 3)]))
+                real = given.get("attention_mask", torch.ones(2, N)).bool()
+                with self.subTest(kind, i=i), torch.no_grad():
+                    torch.testing.assert_close(model(input_ids=tokens(2), **given).logits[real],
+                                               whole(eager, input_ids=tokens(2), **given)[real], atol=2e-5, rtol=0)
+            self.assertLessEqual(count_graphs(), 2, kind)
 
     @needs("LlamaConfig")
     def test_documents_that_the_mask_does_not_know(self):
