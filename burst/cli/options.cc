@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/strings/substitute.h"
 #include "burst/base/check.h"
@@ -222,6 +223,10 @@ absl::Status OptionTable::Unknown(absl::string_view name) const {
   for (const Option& option : options_) {
     const size_t distance = EditDistance(name, option.name);
     if (distance < least) least = distance, nearest = &option;
+  }
+  // Other programs' names, such as batch_size, often hold one of ours.
+  for (const absl::string_view word : absl::StrSplit(name, '_')) {
+    if (nearest == nullptr && Has(word)) nearest = &(*this)[word];
   }
   if (nearest != nullptr) absl::StrAppend(&message, "; did you mean --", nearest->name, "?");
   return absl::InvalidArgumentError(absl::StrCat(message, " (--help lists all)"));

@@ -307,7 +307,8 @@ class Served:
         if of_queries is None or of_keys is None:
             raise ValueError("cu_seq_lens_q: it must be given with cu_seq_lens_k; got one of them")
         if is_compiling():
-            raise ValueError("cu_seq_lens_q: " + masks.TRACED)
+            raise ValueError("cu_seq_lens_q: must be left out where a model or its layers are compiled; pass packed "
+                             "position_ids to compiled layers")
         bounds = self._lengths.of(bounds_of, of_queries)
         if of_keys is not of_queries and bounds != self._lengths.of(bounds_of, of_keys):
             raise ValueError("cu_seq_lens_k: it must be equal to cu_seq_lens_q" + masks.INSTEAD)

@@ -142,11 +142,18 @@ TEST_F(Memory, OfAModelThatIsTooLarge) {
 }
 
 TEST_F(Memory, OfABatchThatIsTooLarge) {
-  const Result result = RunUnder(
-      3 << 20, Train({"--model=nanogpt_cpu", "--seqlen=6000", "--batch=200", "--out=run"}));
-  ExpectSentence(result);
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_TRUE(absl::StrContains(result.err, "error: out of memory: ")) << result.err;
+  const Arguments train =
+      Train({"--model=nanogpt_cpu", "--seqlen=6000", "--batch=200", "--out=run"});
+  Arguments unchecked = train;
+  unchecked.push_back("--noplan");
+  for (const bool is_checked : {false, true}) {
+    const Result result = RunUnder(3 << 20, is_checked ? train : unchecked);
+    ExpectSentence(result);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_TRUE(absl::StrContains(result.err, is_checked ? "error: --batch: 200 sequences of 6,000"
+                                                         : "error: out of memory: "))
+        << result.err;
+  }
 }
 
 // A shard of 3 KB whose header says that the vocabulary has 2^31 - 1 tokens.

@@ -85,7 +85,9 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   EXPECT_TRUE(SplitCheckpoint(Checkpoint("later")).second ==
               SplitCheckpoint(Checkpoint("more")).second);
   fs::rename(Path("elsewhere"), Path("home"));
-  ExpectSuccess(Run("export", {"more", "--out=home2"}));
+  const Result exported = Run("export", {"more", "--out=home2"});
+  EXPECT_EQ(exported.exit_code, 0) << exported.err;
+  EXPECT_TRUE(absl::StrContains(exported.err, "tokenizer of the imported model")) << exported.err;
   EXPECT_EQ(ReadAll(Path("home2/tokenizer.json")), kTokenizer);
   EXPECT_EQ(ReadAll(Path("home2/config.json")), ReadAll(Path("home/config.json")));
 }
@@ -115,6 +117,9 @@ TEST_F(HuggingFaceCli, ErrorsAreOneSentence) {
   ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--out=run"}));
   ExpectSuccess(Run("export", {"run", "--out=home"}));
   ExpectError(Run("export", {"run", "--out=home"}), 1, {"--out", "holds config.json already"});
+  fs::create_directories(Path("other"));
+  Write("other/tokenizer.json", "mine");
+  ExpectError(Run("export", {"run", "--out=other"}), 1, {"--out", "holds tokenizer.json already"});
   ExpectError(Train({"--model=home", "--model.attention_sinks"}), 2,
               {"--model.attention_sinks", "home", "have no sinks"});
   ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--model.attention_sinks", "--out=sinks"}));

@@ -35,6 +35,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       Write("ffn.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 4, "ffn": 18})");
   const std::vector<BadOption> table = {
       {{"--stesp=5"}, {"--stesp", "did you mean --steps?"}},
+      {{"--batch_size=5"}, {"--batch_size", "did you mean --batch?"}},
       {{"--what_is_this"}, {"--what_is_this", "--help"}},
       {{"steps=5"}, {"'steps=5'", "--name=value"}},
       {{"--steps"}, {"--steps", "missing"}},

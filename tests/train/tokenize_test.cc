@@ -255,6 +255,12 @@ TEST_F(TokenizeTest, NothingIsLeftOfWhatFails) {
   EXPECT_EQ(FilesOf(config_.out), (std::vector<std::string>{"tokenizer.json", "train_000000.bin"}));
   // An existing folder stays.
   EXPECT_EQ(TokenizeToShards(config_).status().code(), absl::StatusCode::kAlreadyExists);
+  // A user's own folder stays, too, if it has the name of an unfinished one.
+  fs::remove_all(config_.out);
+  fs::create_directory(config_.out + ".part");
+  Write("out.part/notes.txt", "mine");
+  EXPECT_TRUE(absl::StrContains(TokenizeToShards(config_).status().message(), "holds notes.txt"));
+  EXPECT_EQ(FilesOf(config_.out + ".part"), (std::vector<std::string>{"notes.txt"}));
   config_.out += "2";
   Write("data/b", "text");
   EXPECT_TRUE(

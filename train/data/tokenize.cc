@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "burst/base/status.h"
 #include "burst/cli/file_lock.h"
 #include "burst/cli/files.h"
@@ -31,6 +33,14 @@ absl::Status Named(absl::string_view option, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("--", option, ": ", status.message()));
 }
 
+// Returns whether the program gives files of its unfinished folder such a name.
+bool IsOwnName(absl::string_view name) {
+  for (const absl::string_view start : {"train_", "val_", "tokenizer", "."}) {
+    if (absl::StartsWith(name, start)) return true;
+  }
+  return false;
+}
+
 // The output folder while it is being written.
 class OutputFolder {
  public:
@@ -41,6 +51,14 @@ class OutputFolder {
           absl::StrCat("--out: ", path, " is there already; remove it or give another folder"));
     }
     const std::string part = absl::StrCat(path, ".part");
+    // Leftovers are removed below, but a user's folder may have the same name.
+    for (fs::directory_iterator it(part, error), end; !error && it != end; it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      if (IsOwnName(name)) continue;
+      return absl::AlreadyExistsError(absl::StrCat("--out: ", part, " holds ", name,
+                                                   ", which is not of an unfinished ",
+                                                   "//train:tokenize; give another folder"));
+    }
     fs::create_directories(part, error);
     if (error) {
       return absl::InternalError(

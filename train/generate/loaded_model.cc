@@ -70,7 +70,9 @@ bool IsHuggingFaceDirectory(const std::filesystem::path& path) {
   return std::filesystem::is_directory(path, error) && !HoldsCheckpoints(path.string()) &&
          (std::filesystem::exists(path / "model.safetensors", error) ||
           std::filesystem::exists(path / "model.safetensors.index.json", error) ||
-          std::filesystem::exists(path / "pytorch_model.bin", error));
+          std::filesystem::exists(path / "pytorch_model.bin", error) ||
+          // Then the weights are missing, which the reader says. Runs keep this file elsewhere.
+          std::filesystem::exists(path / "tokenizer_config.json", error));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -237,7 +238,11 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
       FindDType(options.dtype.empty() ? DefaultDType(companions) : options.dtype));
   BURST_ASSIGN_OR_RETURN(const std::string config, ConfigJson(info, companions, dtype.option));
   const fs::path folder = out;
-  for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json"}) {
+  // A tokenizer that is there would be replaced, or stay and belong to the export.
+  std::vector<const char*> made = {"config.json", "model.safetensors",
+                                   "model.safetensors.index.json"};
+  made.insert(made.end(), CompanionNames().begin(), CompanionNames().end());
+  for (const char* name : made) {
     std::error_code error;
     if (!fs::exists(folder / name, error)) continue;
     return absl::FailedPreconditionError(
@@ -246,6 +251,15 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
   BURST_RETURN_IF_ERROR(CopyCompanions(companions, out, /*with_config=*/false));
   if (info.tokenizer.has_value() && !HoldsTokenizer(out)) {
     BURST_RETURN_IF_ERROR(WriteTokenizer(*info.tokenizer, out));
+  } else if (info.tokenizer.has_value()) {
+    const absl::StatusOr<Tokenizer> kept = Tokenizer::Load(companions);
+    const bool of_file = info.tokenizer->of_file() != nullptr;
+    if (!of_file || (kept.ok() && kept->file() != info.tokenizer->file())) {
+      std::fprintf(stderr,
+                   "warning: %s has the tokenizer of the imported model, but the run was trained "
+                   "with another --tokenizer; put the run's own into it\n",
+                   out.c_str());
+    }
   }
 
   BURST_ASSIGN_OR_RETURN(const HuggingFaceConfig exported, ParseHuggingFaceConfig(config));

@@ -18,7 +18,8 @@ struct ExportOptions {
 
 // Makes the directory `out`, which transformers loads, from a checkpoint of any step.
 // InvalidArgument means that none of the families has the model, that the checkpoint has no
-// average, or that a number is beyond float16. FailedPrecondition means that `out` holds a model.
+// average, or that a number is beyond float16. FailedPrecondition means that `out` holds a model or
+// a tokenizer.
 absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
                                const ExportOptions& options);
 

@@ -24,7 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kConfig[] = "config.json";
-// The file names of a model's tokenizer and its settings.
 constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.json",
                                        "tokenizer.model",    "special_tokens_map.json",
                                        "added_tokens.json",  "vocab.json",
@@ -160,6 +159,8 @@ absl::StatusOr<std::string> FingerprintOf(const Pretrained& pretrained) {
                          HuggingFaceDirectory::Open(pretrained.path, pretrained.ignored));
   return directory.Fingerprint();
 }
+
+absl::Span<const char* const> CompanionNames() { return kCompanions; }
 
 std::string CompanionsOf(const std::string& checkpoint) {
   return (fs::path(checkpoint).parent_path() / "huggingface").string();

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "model/config.h"
 #include "model/parameters.h"
 #include "train/data/tokenizer.h"
@@ -53,6 +54,9 @@ absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& fol
 
 // Returns the folder of a checkpoint's companions, which may be missing.
 std::string CompanionsOf(const std::string& checkpoint);
+
+// The names of a model's companions but config.json: its tokenizer's files and their settings.
+absl::Span<const char* const> CompanionNames();
 
 // Copies companions from `from` to `to`, with their permissions, without config.json if
 // `with_config` is false. Leaves out a link that leads out of `from`, and says so on stderr.

@@ -21,6 +21,23 @@ namespace {
 
 constexpr int kMostCheckedRanks = 32;  // a plan for more ranks takes too long for a start
 
+// Returns the least number of values that all layers keep for the backward of a token. Layers of
+// the Llama family keep what docs/training/memory.md says, GPT-2's keep less.
+int64_t LeastActivations(const ResolvedConfig& config) {
+  const ModelConfig model = config.model.WithDefaults();
+  const int64_t more = model.family == Family::kLlama ? 1 : 0;
+  int64_t values = model.width;
+  if (config.recompute == Recompute::kNone && !config.exact) {
+    const int64_t attention = model.attention_channels();
+    values += (1 + more) * model.width + attention;
+    if (config.head_chunk == 0) {
+      values += (1 + more) * (attention + 2 * model.kv_heads * model.head_dim);
+    }
+    if (config.ffn_chunk == 0) values += model.width + (2 + more) * model.ffn;
+  }
+  return values * ((model.layers - 1) / config.recompute_segment + 1);
+}
+
 }  // namespace
 
 absl::Status CheckRunFits(TrainingSetup* setup) {
@@ -64,7 +81,19 @@ absl::Status CheckStateFits(const TrainingSetup& setup) {
       value_bytes * parameters;
   const double needed = static_cast<double>(ranks) * static_cast<double>(bytes);
   const auto free = static_cast<double>(FreeHostMemory());
-  if (needed <= free) return absl::OkStatus();
+  if (needed <= free) {
+    const int64_t processes = config.comm == CommKind::kThreads ? 1 : config.ranks;
+    const double activations = static_cast<double>(SizeOf(config.dtype)) *
+                               static_cast<double>(LeastActivations(config)) *
+                               static_cast<double>(config.batch * config.seqlen / processes);
+    if (needed + activations <= free) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "--batch: %s sequences of %s tokens need at least %.1f GiB for what layers keep; %.1f GiB "
+        "are free; give fewer and more --accumulate, a shorter --seqlen or --recompute, or "
+        "--noplan to try it",
+        Thousands(config.batch), Thousands(config.seqlen), activations / (1 << 30),
+        (free - needed) / (1 << 30)));
+  }
   return absl::ResourceExhaustedError(absl::StrFormat(
       "--model: %s parameters with a vocabulary of %s tokens need %.1f GiB for values, gradients "
       "and moments%s; %.1f GiB are free; give a smaller model, or --noplan to try it",

@@ -11,8 +11,9 @@ namespace burst {
 // setup->plan. Runs of more than 32 ranks are not checked.
 absl::Status CheckRunFits(TrainingSetup* setup);
 
-// Checks a run on CPUs. ResourceExhausted means that the parameters alone, with their gradients and
-// moments, need more memory than this host has free (FreeHostMemory).
+// Checks a run on CPUs. ResourceExhausted means that this host has too little free memory
+// (FreeHostMemory). Counted are the parameters with gradients and moments, and the least that
+// layers keep for the backward.
 absl::Status CheckStateFits(const TrainingSetup& setup);
 
 // Makes the check for the device, or none with --noplan. RunTraining calls it.

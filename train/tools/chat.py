@@ -25,6 +25,8 @@ def find_template(options):
     if options.template is not None:
         return chats.Template(working / options.template)
     model = working / options.checkpoint
+    if not model.exists():
+        sys.exit(f"error: --checkpoint: no such file or folder: {model}")
     # A run that began with a model keeps its files in a folder of its own.
     folder = model if model.is_dir() else model.parent
     companions = folder / "huggingface"
