@@ -3,7 +3,6 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -200,13 +199,10 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
   return WithHarmlessFields(with_others, TokenFields(*info.tokenizer));
 }
 
-// Returns whether the folder has a file that a tokenizer is read from.
-bool HoldsTokenizer(const fs::path& folder) {
-  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json"}) {
-    std::error_code error;
-    if (fs::exists(folder / name, error)) return true;
-  }
-  return false;
+// Returns whether a run's tokenizer is that of the imported model's files.
+bool IsTokenizerOf(const Tokenizer& tokenizer, const std::string& companions) {
+  const absl::StatusOr<Tokenizer> imported = Tokenizer::Load(companions);
+  return imported.ok() && tokenizer.of_file() != nullptr && imported->file() == tokenizer.file();
 }
 
 // Returns the dtype of the weights before they were imported, or float32.
@@ -248,19 +244,12 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
     return absl::FailedPreconditionError(
         absl::StrCat("--out: ", out, " holds ", name, " already; give another folder"));
   }
-  BURST_RETURN_IF_ERROR(CopyCompanions(companions, out, /*with_config=*/false));
-  if (info.tokenizer.has_value() && !HoldsTokenizer(out)) {
-    BURST_RETURN_IF_ERROR(WriteTokenizer(*info.tokenizer, out));
-  } else if (info.tokenizer.has_value()) {
-    const absl::StatusOr<Tokenizer> kept = Tokenizer::Load(companions);
-    const bool of_file = info.tokenizer->of_file() != nullptr;
-    if (!of_file || (kept.ok() && kept->file() != info.tokenizer->file())) {
-      std::fprintf(stderr,
-                   "warning: %s has the tokenizer of the imported model, but the run was trained "
-                   "with another --tokenizer; put the run's own into it\n",
-                   out.c_str());
-    }
-  }
+  const bool writes_tokenizer =
+      info.tokenizer.has_value() && !IsTokenizerOf(*info.tokenizer, companions);
+  BURST_RETURN_IF_ERROR(CopyCompanions(companions, out, [&](absl::string_view name) {
+    return name != "config.json" && (!writes_tokenizer || absl::StartsWith(name, "chat_template"));
+  }));
+  if (writes_tokenizer) BURST_RETURN_IF_ERROR(WriteTokenizer(*info.tokenizer, out));
 
   BURST_ASSIGN_OR_RETURN(const HuggingFaceConfig exported, ParseHuggingFaceConfig(config));
   BURST_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters,

@@ -16,10 +16,11 @@ struct ExportOptions {
   int64_t file_bytes = 5'000'000'000;  // the most bytes of tensors in a file, unless one is larger
 };
 
-// Makes the directory `out`, which transformers loads, from a checkpoint of any step.
-// InvalidArgument means that none of the families has the model, that the checkpoint has no
-// average, or that a number is beyond float16. FailedPrecondition means that `out` holds a model or
-// a tokenizer.
+// Makes the directory `out`, which transformers loads, from a checkpoint of any step. It has the
+// run's tokenizer. The other files of an imported model stay as they are, unless the run has
+// another tokenizer, to which they do not belong. InvalidArgument means that none of the families
+// has the model, that the checkpoint has no average, or that a number is beyond float16.
+// FailedPrecondition means that `out` holds a model or a tokenizer.
 absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
                                const ExportOptions& options);
 

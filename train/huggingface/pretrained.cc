@@ -166,12 +166,13 @@ std::string CompanionsOf(const std::string& checkpoint) {
   return (fs::path(checkpoint).parent_path() / "huggingface").string();
 }
 
-absl::Status CopyCompanions(const std::string& from, const std::string& to, bool with_config) {
+absl::Status CopyCompanions(const std::string& from, const std::string& to,
+                            absl::FunctionRef<bool(absl::string_view)> takes) {
   BURST_RETURN_IF_ERROR(MakeFolder(to));
   std::error_code error;
   const auto copy = [&](const char* name, int64_t max_bytes) -> absl::Status {
     const fs::path named = fs::path(from) / name;
-    if (!Exists(named)) return absl::OkStatus();
+    if (!takes(name) || !Exists(named)) return absl::OkStatus();
     const fs::path file = fs::canonical(named, error);
     if (!error && BelongsTo(file, from)) {
       return CopyFileAtomically(file.string(), (fs::path(to) / name).string(), max_bytes);
@@ -181,7 +182,7 @@ absl::Status CopyCompanions(const std::string& from, const std::string& to, bool
     return absl::OkStatus();
   };
   for (const char* name : kCompanions) BURST_RETURN_IF_ERROR(copy(name, kMaxTokenizerBytes));
-  return with_config ? copy(kConfig, kMaxSettingsBytes) : absl::OkStatus();
+  return copy(kConfig, kMaxSettingsBytes);
 }
 
 absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& folder) {
@@ -190,7 +191,7 @@ absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& fol
                                : pretrained.path;
   if (!Exists(from)) return absl::OkStatus();
   const std::string to = (fs::path(folder) / "huggingface").string();
-  BURST_RETURN_IF_ERROR(CopyCompanions(from, to, /*with_config=*/true));
+  BURST_RETURN_IF_ERROR(CopyCompanions(from, to, [](absl::string_view) { return true; }));
   if (pretrained.ignored.empty()) return absl::OkStatus();
   const std::string config = (fs::path(to) / kConfig).string();
   BURST_ASSIGN_OR_RETURN(const std::string json, ReadFile(config, kMaxSettingsBytes));

@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "model/config.h"
 #include "model/parameters.h"
@@ -58,9 +60,10 @@ std::string CompanionsOf(const std::string& checkpoint);
 // The names of a model's companions but config.json: its tokenizer's files and their settings.
 absl::Span<const char* const> CompanionNames();
 
-// Copies companions from `from` to `to`, with their permissions, without config.json if
-// `with_config` is false. Leaves out a link that leads out of `from`, and says so on stderr.
-absl::Status CopyCompanions(const std::string& from, const std::string& to, bool with_config);
+// Copies config.json and the companions that takes(name) is true for, with their permissions, from
+// `from` to `to`. Leaves out a link that leads out of `from`, and says so on stderr.
+absl::Status CopyCompanions(const std::string& from, const std::string& to,
+                            absl::FunctionRef<bool(absl::string_view)> takes);
 
 // Makes the folder `out` with checkpoint.safetensors, weights alone in float32, and the model's
 // other files (KeepCompanions). One tensor is in memory at a time. FailedPrecondition if it holds
