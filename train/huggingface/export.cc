@@ -199,7 +199,7 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
   return WithHarmlessFields(with_others, TokenFields(*info.tokenizer));
 }
 
-// Returns whether a run's tokenizer is that of the imported model's files.
+// Returns whether the imported model's files hold the run's tokenizer.
 bool IsTokenizerOf(const Tokenizer& tokenizer, const std::string& companions) {
   const absl::StatusOr<Tokenizer> imported = Tokenizer::Load(companions);
   return imported.ok() && tokenizer.of_file() != nullptr && imported->file() == tokenizer.file();
