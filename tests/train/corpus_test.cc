@@ -275,7 +275,7 @@ TEST_F(CorpusTest, LinesOfJsonAreDocuments) {
   ExpectError(Load(path, Write("a.txt", "abc"), std::nullopt), {"--val_data", "same kind"});
   Write("folder/a.jsonl", "{\"text\": \"a\"}");
   Write("folder/b.txt", "b");
-  ExpectError(Load(Path("folder"), "", std::nullopt), {"--data", "mixes .jsonl"});
+  ExpectError(Load(Path("folder"), "", std::nullopt), {"--data", "mixes .jsonl", "*.jsonl"});
   ExpectError(Load(Write("blank.jsonl", "\n \n"), "", std::nullopt), {"there is no text in it"});
 }
 

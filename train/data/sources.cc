@@ -31,8 +31,8 @@ absl::StatusOr<bool> AllEnd(const std::vector<SourceFile>& files, const std::str
   const auto count = std::count_if(files.begin(), files.end(), is_one);
   if (count == 0 || count == static_cast<int64_t>(files.size())) return count > 0;
   return absl::InvalidArgumentError(
-      absl::StrCat(path, " mixes ", end, " files with others; name only one kind, as the pattern '",
-                   (fs::path(path) / "*").string(), end, "' does"));
+      absl::StrCat(path, " mixes ", end,
+                   " files with others; name only one kind, by a pattern that ends with *", end));
 }
 
 absl::Status CannotRead(const fs::path& path, const std::error_code& error) {
