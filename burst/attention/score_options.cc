@@ -17,9 +17,10 @@ const char* NameOfFirst(const ScoreOptions& options, bool wants_max_logits) {
 }
 
 absl::Status CheckScoreOptions(const ScoreOptions& options) {
-  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+  // Kernels divide by it and multiply with it in float32.
+  if (options.softcap != 0 && !(options.softcap >= 1e-30 && options.softcap <= 1e30)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("softcap: must be finite and at least 0; got ", options.softcap));
+        absl::StrCat("softcap: must be 0, or from 1e-30 to 1e30; got ", options.softcap));
   }
   if (!(options.dropout >= 0 && options.dropout < 1)) {
     return absl::InvalidArgumentError(

@@ -14,7 +14,7 @@
 namespace burst {
 
 struct ScoreOptions {
-  double softcap = 0;  // 0: none
+  double softcap = 0;  // from 1e-30 to 1e30; 0: none
   // The slopes of all query heads, on all ranks, float32; AlibiSlopes gives the paper's. Empty: no
   // ALiBi.
   std::vector<float> alibi_slopes = {};

@@ -53,6 +53,8 @@ def parse_arguments():
 
 def main():
     options = parse_arguments()
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit("LOCAL_RANK: must be set; start this program with torchrun, as its first lines show")
     local_rank, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     on_gpu = torch.cuda.device_count() >= ranks_here
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")

@@ -158,7 +158,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True,
         documents (list of int, or one list for each row): positions in the whole sequence where packed
             documents start. A token sees its own document only.
         cu_seqlens (Tensor or list of int): flash_attn's form of `documents`: [0, end of the first, ...,
-            end of the sequence].
+            end of the sequence]. Each call waits for a tensor on a GPU, but not for a list.
         group (ProcessGroup or one-dimensional DeviceMesh): None: one rank. The first call with a group
             connects its ranks.
         layout (str): "zigzag", "contiguous", "striped", or "balanced". The last deals whole documents to

@@ -7,6 +7,8 @@ import threading
 from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t,
                     c_void_p)
 
+from ._graphs import constant
+
 _VERSION = 1  # BURST_C_VERSION
 
 
@@ -210,6 +212,7 @@ def mask(causal, window, documents, spans=None, slices=None):
     return given
 
 
+@constant
 def slices(name, *arguments):
     """Returns the slices of burst_slices_<name> as a text of five numbers for each. A text is the one kind of
     result that a compiled graph takes as a constant. Lists are passed with their lengths."""
@@ -229,15 +232,12 @@ def slices(name, *arguments):
                     for part in made[:count.value])
 
 
+@constant
 def alibi_slopes(heads):
     """Returns the slopes for this number of heads, as a text."""
     made = (c_float * max(1, heads))()
     check(library().burst_alibi_slopes(heads, made))
     return " ".join(map(repr, made))
-
-
-for _function in (slices, alibi_slopes):
-    _function._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without dynamo
 
 
 def positions(layout, seqlen, rank, size):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import _arguments, _call, _flops, _ranks
 from ._cache import Bounded
+from ._graphs import constant
 from .masks import Frozen
 from .scores import check_seed, draw_seed, read_seed
 
@@ -101,6 +102,7 @@ def _plain(name, value):
     return {"refused": "%s: got %s" % (name, _arguments.shown(value))}
 
 
+@constant
 def arguments_text(group, *arguments):
     """Returns the text of an operator's scalars, lists and group, which is a constant of a graph."""
     scalars, lists = arguments[:len(_arguments.SCALARS)], arguments[len(_arguments.SCALARS):]
@@ -116,9 +118,6 @@ def arguments_text(group, *arguments):
         "group": named,
         "scalars": [_plain(*pair) for pair in zip(_arguments.SCALARS, scalars)],
         "lists": [_plain(*pair) for pair in zip(_arguments.LISTS, lists)]})
-
-
-arguments_text._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without dynamo
 
 
 def _without_tensors(value, tensors):

@@ -8,6 +8,7 @@ import torch
 from . import _transformers_masks as masks
 from . import _transformers_models as models
 from ._attention import attention, cross_attention
+from ._graphs import constant
 from ._transformers_positions import (Positions, Seen, bounds_of, check_rising, is_compiling, refuse, rows_of, size_of,
                                       starts_again)
 from ._types import Group
@@ -102,12 +103,10 @@ def _are_within(slices, starts):
 _used = set()  # names of Served that a model has called
 
 
+@constant
 def _note_use(name):
     """Remembers the name. A graph does so while it is traced, because it may not change what is outside of it."""
     _used.add(name)
-
-
-_note_use._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without dynamo
 
 
 class Served:

@@ -4,6 +4,8 @@ import functools
 import inspect
 import sys
 
+from ._graphs import constant
+
 # A model's layer_types that mix tokens in the registered attention alone.
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", None)
 
@@ -24,11 +26,7 @@ def _once(function):
     """Makes a function of texts compute each result once. A graph calls it while it is traced."""
     cached = functools.lru_cache(maxsize=None)(function)
 
-    def call(*texts):
-        return cached(*texts)
-
-    call._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without dynamo
-    return call
+    return constant(lambda *texts: cached(*texts))
 
 
 @_once

@@ -37,24 +37,37 @@ def rows_of(arguments, seqlen=None):
 
 
 class Seen:
-    """Keeps results that were computed from tensors, as long as these are the same objects with the same values."""
+    """Keeps results that were computed from tensors, as long as these are the same objects with the same values.
+
+    On a CPU the values are compared, because numpy changes them unseen. On a GPU torch's count of changes is compared,
+    because values would make the host wait."""
 
     def __init__(self):
         self._found = {}
 
     def of(self, compute, tensor, *more):
-        try:
-            version = tensor._version
-        except RuntimeError:  # torch.inference_mode counts none
-            return compute(tensor, *more)
-        found = self._found.get((id(tensor), *more))
-        if found is not None and found[0]() is tensor and found[1] == version:
-            return found[2]
-        result = compute(tensor, *more)
+        key = (id(tensor), *more)
+        of, values, result = self._found.get(key, (lambda: None, None, None))
+        if of() is tensor and values is not None and _are_values(tensor, values):
+            return result
+        values, result = _values(tensor), compute(tensor, *more)
         if len(self._found) >= 8:
             self._found.clear()
-        self._found[(id(tensor), *more)] = weakref.ref(tensor), version, result
+        self._found[key] = weakref.ref(tensor), values, result
         return result
+
+
+def _values(tensor):
+    """Returns what _are_values compares with the tensor later, or None if that is not known."""
+    if tensor.device.type == "cpu":
+        return tensor.detach().clone()
+    return None if tensor.is_inference() else tensor._version  # torch.inference_mode counts no changes
+
+
+def _are_values(tensor, values):
+    if isinstance(values, torch.Tensor):
+        return (tensor.device, tensor.dtype) == (values.device, values.dtype) and torch.equal(tensor, values)
+    return tensor._version == values
 
 
 def starts_again(position_ids):

@@ -5,8 +5,9 @@
 q (Tensor): [batch, queries, heads, head_dim]; _varlen_: [queries of all documents, heads, head_dim].
 k, v (Tensor): like q with kv_heads heads, which divide heads, and any number of keys.
 kv, qkv (Tensor): k and v, or all three, stacked in a new dimension before the heads.
-cu_seqlens_q, cu_seqlens_k (Tensor): [documents + 1]: where documents begin and end among queries and keys. The
-    max_seqlen_ arguments are taken and change nothing.
+cu_seqlens_q, cu_seqlens_k (Tensor or list of int): [documents + 1]: where documents begin and end among queries and
+    keys. Each call waits for a tensor on a GPU, but not for a list. The max_seqlen_ arguments are taken and change
+    nothing.
 causal, window_size: counted from the last query and the last key of a document. window_size is (left, right),
     -1 for no limit.
 return_attn_probs (bool): return (out, lse, None) instead of out.
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ._attention import _attend
 from ._ranks import is_compiling
-from ._types import Numbers
+from ._types import Integers, Numbers
 from .ring_flash_attn import _window
 
 _Result = Union[Tensor, Tuple[Tensor, Tensor, None]]
@@ -82,7 +83,7 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                            deterministic, return_attn_probs)
 
 
-def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Integers, cu_seqlens_k: Integers,
                            max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
                            softmax_scale: Optional[float] = None, causal: bool = False,
                            window_size: Tuple[int, int] = (-1, -1), softcap: float = 0.0,
@@ -98,7 +99,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                  alibi_slopes, deterministic, return_attn_probs)
 
 
-def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Integers, cu_seqlens_k: Integers,
                                     max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
                                     softmax_scale: Optional[float] = None, causal: bool = False,
                                     window_size: Tuple[int, int] = (-1, -1), softcap: float = 0.0,
@@ -113,7 +114,7 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                   return_attn_probs)
 
 
-def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
+def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Integers, max_seqlen: int, dropout_p: float = 0.0,
                                      softmax_scale: Optional[float] = None, causal: bool = False,
                                      window_size: Tuple[int, int] = (-1, -1), softcap: float = 0.0,
                                      alibi_slopes: Optional[Numbers] = None, deterministic: bool = False,

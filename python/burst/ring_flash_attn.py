@@ -7,8 +7,8 @@ _varlen_ functions take every packed document cut in that way.
 
 q, k, v (Tensor): [batch, tokens of this rank, heads, head_dim]; _varlen_: [tokens, heads, head_dim].
 kv, qkv (Tensor): k and v, or all three, stacked in a new dimension before the heads.
-cu_seqlens (Tensor): [documents + 1]: where the parts of documents on this rank begin and end. max_seqlen is
-    taken and changes nothing.
+cu_seqlens (Tensor or list of int): [documents + 1]: where the parts of documents on this rank begin and end. Each
+    call waits for a tensor on a GPU, but not for a list. max_seqlen is taken and changes nothing.
 window_size (pair of int): flash_attn's (left, right), -1 for no limit.
 group (ProcessGroup or DeviceMesh): None: all ranks.
 return_attn_probs (bool): return (out, lse, None) instead of out.
@@ -103,7 +103,7 @@ def _batch_functions(name: str, layout: str) -> _Functions:
 
 
 def _varlen_functions(name: str, layout: str) -> _Functions:
-    def function(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+    def function(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Integers, max_seqlen: int,
                  dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
                  window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
                  deterministic: bool = False, return_attn_probs: bool = False,
@@ -111,7 +111,7 @@ def _varlen_functions(name: str, layout: str) -> _Functions:
         return _varlen(layout, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size,
                        alibi_slopes, deterministic, return_attn_probs, group)
 
-    def kvpacked(q: Tensor, kv: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+    def kvpacked(q: Tensor, kv: Tensor, cu_seqlens: Integers, max_seqlen: int,
                  dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
                  window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
                  deterministic: bool = False, return_attn_probs: bool = False,
@@ -119,7 +119,7 @@ def _varlen_functions(name: str, layout: str) -> _Functions:
         return _varlen(layout, q, kv[:, 0], kv[:, 1], cu_seqlens, dropout_p, softmax_scale, causal,
                        window_size, alibi_slopes, deterministic, return_attn_probs, group)
 
-    def qkvpacked(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+    def qkvpacked(qkv: Tensor, cu_seqlens: Integers, max_seqlen: int,
                   dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
                   window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,
                   deterministic: bool = False, return_attn_probs: bool = False,
@@ -197,7 +197,7 @@ def _starts_of_all(cu_seqlens_q, local_k_slice, tokens, device, group):
     return sorted({start for other in texts for start in json.loads(other)})
 
 
-def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Integers, cu_seqlens_k: Integers,
                                   max_seqlen_q: int, max_seqlen_k: int, heads_k_stride: int, local_k_slice: slice,
                                   dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
                                   window_size: Tuple[int, int] = (-1, -1), alibi_slopes: Optional[Numbers] = None,

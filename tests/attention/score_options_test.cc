@@ -291,7 +291,8 @@ TEST(ScoreOptionsErrorsTest, OptionsOutOfRange) {
     options.scores = scores;
     return BurstAttention::Create(options, nullptr).status();
   };
-  ExpectRefused(create({-1, {}, 0}), "softcap: must be finite and at least 0; got -1");
+  ExpectRefused(create({-1, {}, 0}), "softcap: must be 0, or from 1e-30 to 1e30; got -1");
+  ExpectRefused(create({1e31, {}, 0}), "softcap: must be 0, or from 1e-30 to 1e30; got 1e+31");
   ExpectRefused(create({std::nan(""), {}, 0}), "got nan");
   ExpectRefused(create({0, {}, 1}), "dropout: must be in [0, 1); got 1");
   ExpectRefused(create({0, {}, -0.5}), "got -0.5");

@@ -109,6 +109,7 @@ TEST_F(HuggingFaceCli, ErrorsAreOneSentence) {
   ExpectError(Run("import", {"home", "--out=in"}), 1, {"home/config.json"});
   ExpectError(Run("export", {"--out=home"}), 2, {"--checkpoint"});
   ExpectError(Run("export", {"run", "--out=home", "--file_mb=0"}), 2, {"--file_mb"});
+  ExpectError(Run("export", {"run", "--out=home", "--dtype=int8"}), 2, {"--dtype", "float16; got"});
   ExpectError(Run("export", {"run", "--out=home"}), 1, {"run"});
   fs::create_directories(Path("empty"));
   ExpectError(Train({"--model=empty"}), 2, {"--model", "empty/config.json"});

@@ -389,28 +389,38 @@ def lost(device, group):
     os._exit(0)
 
 
-def main():
-    rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", rank)
+def start():
+    """Returns (device, group) of this process of torchrun."""
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
-    group = dist.group.WORLD
-    burst.connect(group, device, timeout=60)
-    if "--lose" in sys.argv:
-        lost(device, group)
+    return device, dist.group.WORLD
+
+
+def run(checks, *arguments):
+    """Calls each check, prints what it returns, and exits: with 1 if one of them raised an exception."""
     failed = False
-    for check in (parity, changed_scores, more_keys, bits, carriers, fp8, compiled, one_nccl, memory, refused_capture,
-                  changing_scales, out_of_memory, trainer_with_fsdp2):
+    for check in checks:
         begin = time.monotonic()
         try:
-            said = check(device, group)
+            said, raised = check(*arguments), False
         except Exception:
-            said, failed = traceback.format_exc(), True
-        if rank == 0 or failed:
+            said, raised = traceback.format_exc(), True
+        if dist.get_rank() == 0 or raised:
             print("%s: %s (%.1f s)" % (check.__name__, said, time.monotonic() - begin), flush=True)
+        failed = failed or raised
     burst.disconnect()
     dist.destroy_process_group()
     sys.exit(failed)
+
+
+def main():
+    device, group = start()
+    burst.connect(group, device, timeout=60)
+    if "--lose" in sys.argv:
+        lost(device, group)
+    run((parity, changed_scores, more_keys, bits, carriers, fp8, compiled, one_nccl, memory, refused_capture,
+         changing_scales, out_of_memory, trainer_with_fsdp2), device, group)
 
 
 if __name__ == "__main__":

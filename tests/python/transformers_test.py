@@ -227,6 +227,24 @@ class ModelsTest(unittest.TestCase):
                 with self.assertRaisesRegex(ValueError, "cu_seq_lens_[qk]: it must"):
                     run(ids, PACKED, cu_seq_lens_q=bounds, cu_seq_lens_k=other)
 
+    @needs("LlamaConfig")
+    def test_tensors_that_numpy_changes(self):
+        """A loader may fill a mask, bounds and positions anew, which torch does not see."""
+        burst.register()
+        model = model_of("LlamaForCausalLM")
+        mask, bounds, positions = torch.ones(1, 1, N, N, dtype=torch.bool).tril(), BOUNDS.clone(), PACKED.clone()
+        for begin in (4, 6, 1):
+            mask.numpy()[0, 0, begin:, :begin] = False
+            bounds.numpy()[1] = begin
+            positions.numpy()[0] = [*range(begin), *range(N - begin)]
+            self.check(lambda model: model(input_ids=tokens(1), attention_mask=mask, use_cache=False)[0], model)
+            with torch.no_grad():
+                model.set_attn_implementation("burst")
+                have = model(input_ids=tokens(1), position_ids=positions, use_cache=False, cu_seq_lens_q=bounds,
+                             cu_seq_lens_k=bounds)[0]
+                alone = model(input_ids=tokens(1)[:, begin:], use_cache=False)[0]
+            torch.testing.assert_close(have[:, begin:], alone, atol=2e-5, rtol=0)
+
     @needs("LlamaConfig", "Qwen2Config", "MistralConfig")
     def test_decoders(self):
         burst.register()

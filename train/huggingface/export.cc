@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -33,19 +34,17 @@ namespace {
 namespace fs = std::filesystem;
 
 struct DTypeNames {
-  const char* option;  // torch's name
+  WeightDType dtype;
   const char* format;  // safetensors' name
   int64_t bytes;
 };
-constexpr DTypeNames kDTypes[] = {
-    {"float32", "F32", 4}, {"bfloat16", "BF16", 2}, {"float16", "F16", 2}};
+constexpr DTypeNames kFormats[] = {{WeightDType::kFloat32, "F32", 4},
+                                   {WeightDType::kBFloat16, "BF16", 2},
+                                   {WeightDType::kFloat16, "F16", 2}};
 
-absl::StatusOr<DTypeNames> FindDType(const std::string& name) {
-  for (const DTypeNames& dtype : kDTypes) {
-    if (name == dtype.option) return dtype;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--dtype: must be float32, bfloat16 or float16; got '", name, "'"));
+const DTypeNames& FormatOf(WeightDType dtype) {
+  return *std::find_if(std::begin(kFormats), std::end(kFormats),
+                       [&](const DTypeNames& format) { return format.dtype == dtype; });
 }
 
 // One tensor of the export, which is rows of a parameter.
@@ -206,12 +205,14 @@ bool IsTokenizerOf(const Tokenizer& tokenizer, const std::string& companions) {
 }
 
 // Returns the dtype of the weights before they were imported, or float32.
-std::string DefaultDType(const std::string& companions) {
+WeightDType DefaultDType(const std::string& companions) {
   const absl::StatusOr<std::string> kept =
       ReadFile((fs::path(companions) / "config.json").string(), kMaxSettingsBytes);
-  if (!kept.ok()) return "float32";
+  if (!kept.ok()) return WeightDType::kFloat32;
   const absl::StatusOr<HuggingFaceConfig> config = ParseHuggingFaceConfig(*kept);
-  return config.ok() && FindDType(config->dtype).ok() ? config->dtype : "float32";
+  if (!config.ok()) return WeightDType::kFloat32;
+  const WeightDType dtype = ParseName(config->dtype, kWeightDTypes).value_or(WeightDType::kFloat32);
+  return dtype == WeightDType::kAuto ? WeightDType::kFloat32 : dtype;
 }
 
 }  // namespace
@@ -229,10 +230,10 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
                      ", which has no average; leave it out"));
   }
   const std::string companions = CompanionsOf(checkpoint);
-  BURST_ASSIGN_OR_RETURN(
-      const DTypeNames dtype,
-      FindDType(options.dtype.empty() ? DefaultDType(companions) : options.dtype));
-  BURST_ASSIGN_OR_RETURN(const std::string config, ConfigJson(info, companions, dtype.option));
+  const DTypeNames dtype =
+      FormatOf(options.dtype == WeightDType::kAuto ? DefaultDType(companions) : options.dtype);
+  BURST_ASSIGN_OR_RETURN(const std::string config,
+                         ConfigJson(info, companions, NameOf(dtype.dtype, kWeightDTypes)));
   const fs::path folder = out;
   // A tokenizer that is there would be replaced, or stay and belong to the export.
   std::vector<const char*> made = {"config.json", "model.safetensors",

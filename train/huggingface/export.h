@@ -6,13 +6,22 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "burst/base/enum_names.h"
 
 namespace burst {
 
+// The dtype of the weights in a Hugging Face directory.
+enum class WeightDType { kAuto, kFloat32, kBFloat16, kFloat16 };
+
+// The names of torch. auto: as imported, else float32.
+inline constexpr EnumName<WeightDType> kWeightDTypes[] = {{WeightDType::kAuto, "auto"},
+                                                          {WeightDType::kFloat32, "float32"},
+                                                          {WeightDType::kBFloat16, "bfloat16"},
+                                                          {WeightDType::kFloat16, "float16"}};
+
 struct ExportOptions {
-  std::string dtype;     // the weights' dtype: float32, bfloat16, float16; empty: as imported, or
-                         // float32
-  bool average = false;  // the averaged weights of --ema
+  WeightDType dtype = WeightDType::kAuto;
+  bool average = false;                // the averaged weights of --ema
   int64_t file_bytes = 5'000'000'000;  // the most bytes of tensors in a file, unless one is larger
 };
 

@@ -19,9 +19,9 @@ namespace burst {
 namespace {
 
 int Main(int argc, char** argv) {
-  std::string checkpoint, out, dtype = "auto";
+  std::string checkpoint, out;
   int64_t file_mb = 5000;
-  bool ema = false;
+  ExportOptions how;
   OptionTable options;
   options.Group("Options");
   options.Add("checkpoint", &checkpoint)
@@ -30,9 +30,10 @@ int Main(int argc, char** argv) {
           "\"--checkpoint\" "
           "may be left out.");
   options.Add("out", &out).Help("Make this Hugging Face directory.");
-  options.Add("dtype", &dtype)
+  options.Add("dtype", &how.dtype, kWeightDTypes)
       .Help("Write weights as float32, bfloat16 or float16. auto: as imported, else float32.");
-  options.Add("ema", &ema).Help("Export the average of the weights that a run with --ema keeps.");
+  options.Add("ema", &how.average)
+      .Help("Export the average of the weights that a run with --ema keeps.");
   options.Add("file_mb", &file_mb)
       .Min(1)
       .Max(1e9)
@@ -56,10 +57,7 @@ int Main(int argc, char** argv) {
   std::string path = ResolvePath(checkpoint);
   std::error_code error;  // opening reports a path that cannot be followed
   if (std::filesystem::is_directory(path, error)) path = CheckpointPath(path);
-  ExportOptions how;
-  if (dtype != "auto") how.dtype = dtype;
   how.file_bytes = file_mb * 1'000'000;
-  how.average = ema;
   const absl::Status status = ExportHuggingFace(path, ResolvePath(out), how);
   if (!status.ok()) return ExitCode(status, kExitFailure);
   std::printf("%s holds the model\n", out.c_str());
