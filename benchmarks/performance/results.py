@@ -103,8 +103,8 @@ def long_steps():
     planned = [row for row in load("plan_h200")["rows"] if row["from"] == "scaling_2_h200.json, 361f55a"][0]
     add(LLAMA_8B, 131072, "causal", 2, "selective; ZeRO-3", planned["tokens_per_second"], planned["GiB"])
     for row in load("long_steps_2_h200")["rows"][2:]:
-        add(LLAMA_8B, row["tokens"], "causal", 2, "selective; activations in the host",
-            row["tokens_per_second_a_gpu"], None)
+        add(row.get("model", LLAMA_8B), row["tokens"], "causal", 2, "selective; activations in the host",
+            row["tokens_per_second_a_gpu"], row.get("GiB"))
     row = one(eight, seqlen=786432)
     add(LLAMA_8B, 786432, "window 8,192", 1, "full; all in the host", row["tokens_per_second"], None)
     longest = load("long_training_2_h200")["longest"]

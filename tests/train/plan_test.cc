@@ -186,6 +186,33 @@ TEST(Plan, WeightsOfFp8TravelInOneByte) {
   EXPECT_NEAR(sent[false] - sent[true], 3 * gathers * layer, 0.01 * gathers * layer);
 }
 
+// A run without evaluations and checkpoints has kernels for its steps, and none for a step after
+// the last one.
+TEST(Plan, NoStepFollowsTheLast) {
+  absl::StatusOr<Question> question = Ask({kSmall, "--gpus=1xH200", "--seqlen=64", "--batch=4"});
+  ASSERT_TRUE(question.ok()) << question.status();
+  question->setup.config.steps = 2;
+  question->setup.config.eval_every = 0;
+  question->setup.config.checkpoint_files = CheckpointFiles::kNone;
+  double seconds[2] = {};
+  for (const bool whole_run : {false, true}) {
+    const auto train = [&](Communicator& comm, SimulatedGpu& gpu) {
+      const ScopedThreadPool pool(1);
+      BURST_ASSIGN_OR_RETURN(const auto trainer,
+                             Trainer::Create(question->setup, &comm, /*verbose=*/false));
+      if (whole_run) BURST_RETURN_IF_ERROR(trainer->Train());
+      for (int64_t step = 0; step < (whole_run ? 0 : 2); ++step) {
+        BURST_RETURN_IF_ERROR(trainer->Step(step).status());
+      }
+      for (const auto& [_, own] : gpu.KernelSeconds()) seconds[whole_run] += own;
+      return absl::OkStatus();
+    };
+    ASSERT_EQ(RunSimulatedRanks(1, 0, question->gpu, train), absl::OkStatus());
+  }
+  EXPECT_GT(seconds[false], 0);
+  EXPECT_DOUBLE_EQ(seconds[true], seconds[false]);
+}
+
 // The simulated step sends the bytes of the real one on CPUs. Muon exchanges parts of matrices.
 TEST(Plan, SendsWhatTheRealStepSends) {
   const std::vector<std::vector<std::string>> cases = {

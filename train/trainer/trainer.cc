@@ -109,7 +109,7 @@ absl::Status Trainer::Train() {
 absl::Status Trainer::TrainStep() {
   const int64_t steps = step_ + 1;
   // The next step is enqueued unless something comes between, or this step may end the run.
-  const bool enqueue_next = !EvaluatesAfter(steps) && !SavesAfter(steps) &&
+  const bool enqueue_next = steps < config_.steps && !EvaluatesAfter(steps) && !SavesAfter(steps) &&
                             steps + 1 != config_.profile_first && steps != config_.profile_last &&
                             skipped_ + 1 < kMaxSkippedSteps;
   if (steps == config_.profile_first) profiled_ = Profile(config_.device);
