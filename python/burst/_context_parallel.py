@@ -245,6 +245,20 @@ _NOT_SERVED = {"label_smoother": "label_smoothing_factor: must be 0", "compute_l
                "compute_metrics": "compute_metrics: must be None"}
 
 
+def _gather_of_groups(accelerator, group):
+    """Returns accelerate's gather_for_metrics for values that are equal on the ranks of a group: one of each group."""
+    first = torch.tensor([torch.distributed.get_process_group_ranks(group)[0]], device=accelerator.device)
+    firsts = sorted(set(accelerator.gather(first).tolist()))
+
+    def gather_for_metrics(input_data, use_gather_object=False):
+        values = accelerator.gather(input_data)
+        values = values.unflatten(0, (accelerator.num_processes, -1))[firsts].flatten(0, 1)
+        state = accelerator.gradient_state
+        return values[:state.remainder] if state.end_of_dataloader and state.remainder > 0 else values
+
+    return gather_for_metrics
+
+
 def _take_over(trainer, parallel):
     """Makes a Trainer compute its loss of this rank's part of each batch."""
     for name, rule in _NOT_SERVED.items():
@@ -260,10 +274,24 @@ def _take_over(trainer, parallel):
         scaled = getattr(trainer.args, "average_tokens_across_devices", False)
         local = parallel.shard(inputs, trainer.accelerator.num_processes if scaled else 1.0)
         own_count = local.pop("num_items_in_batch", None)
-        loss = compute(model, local, return_outputs=return_outputs,
-                       num_items_in_batch=own_count if num_items_in_batch is None else num_items_in_batch)
+        found = compute(model, local, return_outputs=return_outputs,
+                        num_items_in_batch=own_count if num_items_in_batch is None else num_items_in_batch)
         parallel.check_used()
-        return loss
+        if torch.is_grad_enabled():
+            return found
+        loss = (found[0] if return_outputs else found).detach().clone()  # of an evaluation, which takes it as it is
+        torch.distributed.all_reduce(loss, group=parallel.group)
+        loss /= _ranks.size_of(parallel.group)
+        return (loss, *found[1:]) if return_outputs else loss
 
-    trainer.compute_loss = compute_loss
+    predict = trainer.prediction_step
+
+    def prediction_step(model, inputs, prediction_loss_only, *more, **others):
+        if not prediction_loss_only:
+            raise ValueError("prediction_loss_only: must be True, because a rank has the logits of its tokens only; got "
+                             "%r; set it in the trainer's arguments, and do not call predict()" % prediction_loss_only)
+        return predict(model, inputs, prediction_loss_only, *more, **others)
+
+    trainer.compute_loss, trainer.prediction_step = compute_loss, prediction_step
+    trainer.accelerator.gather_for_metrics = trainer.gather_function = _gather_of_groups(trainer.accelerator, parallel.group)
     trainer._prepare_context_parallel_inputs = lambda model, inputs: (contextlib.nullcontext, inputs)

@@ -1,6 +1,8 @@
 """burst.register: attention of transformers' models over a group."""
 
+import copy
 import inspect
+import weakref
 from typing import Any, Optional
 
 import torch
@@ -39,14 +41,17 @@ def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = 
     cu_seq_lens. A model's sinks, dropout and capped logits are honored. docs/pytorch.md has the list.
 
     Models with other layers than attention, and RoPEs whose frequencies differ between the ranks' parts, are refused
-    over a group. A model that does not call attn_implementation (Falcon, Bloom, MPT; transformers warns) never comes
-    here: its ranks see their own parts only.
+    over a group. A model that does not call attn_implementation never comes here: its ranks see their own parts only.
+    This is so in Falcon, Bloom and MPT, where transformers warns, and in FNet and Mamba, where it does not.
+
+    Under autocast q, k and v take its dtype, as in torch's own attention. With gradient checkpointing, a backward
+    repeats each forward with the documents that were registered for it, if each batch has its own position_ids.
 
     Args:
         group (ProcessGroup or one-dimensional DeviceMesh): None: one rank.
         layout (str): as for burst.attention.
         name (str): the attn_implementation.
-        arguments: other arguments of burst.attention, such as documents and strategy. Tensors are read now.
+        arguments: other arguments of burst.attention, such as documents and strategy. Tensors and lists are read now.
 
     Raises:
         ImportError: transformers is missing, or older than 4.53.
@@ -80,6 +85,7 @@ def put(name, served):
     """Registers a Served under a name of transformers."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    served.registered = name
     ALL_ATTENTION_FUNCTIONS.register(name, served.forward)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, masks.mask_function(lambda: served.ranks))
 
@@ -100,6 +106,27 @@ def _are_within(slices, starts):
     return all(of(a) == of(b - 1) == of(c) == of(d - 1) for row in slices for a, b, c, d, _ in row)
 
 
+_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_forwards = {}  # by id(position_ids) and name: a weak reference to these, and the Served as it was in their forward
+
+
+def _recomputed(served, position_ids):
+    """Returns the Served as it was in the forward that gradient checkpointing repeats: update() may have come since."""
+    key, repeats = (id(position_ids), served.registered), _in_backward() != -1
+    of, then = _forwards.get(key, (lambda: None, None))
+    if of() is not position_ids:
+        then = None
+    if repeats or (then is not None and then.version is served.version):
+        return served if then is None else then
+    if len(_forwards) >= 64:
+        for other in [other for other, (tensor, _) in _forwards.items() if tensor() is None]:
+            del _forwards[other]
+    then = copy.copy(served)
+    then._positions = copy.copy(served._positions)
+    _forwards[key] = weakref.ref(position_ids), then
+    return served
+
+
 _used = set()  # names of Served that a model has called
 
 
@@ -118,7 +145,7 @@ class Served:
     def __init__(self, group, layout, arguments, name=None):
         self.group, self._layout, self._arguments = group, layout, arguments
         self.ranks = size_of(group)  # here, because torch 2.11 does not trace it
-        self.own, self._name = None, name
+        self.own, self._name, self.registered = None, name, name
         self._positions = Positions(group, layout, arguments)
         self._masks, self._lengths, self._packings, self._ends = Seen(), Seen(), Seen(), Seen()
         self.update()
@@ -134,10 +161,11 @@ class Served:
 
     def update(self, **given):
         """Takes arguments for the calls that follow. A graph does not keep them as constants."""
-        self._arguments.update(given)
-        for name in ("documents", "cu_seqlens"):
-            if isinstance(self._arguments.get(name), torch.Tensor):  # not in each layer, because a GPU would wait
-                self._arguments[name] = self._arguments[name].tolist()
+        self._arguments, self.version = {**self._arguments, **given}, object()
+        for name in ("documents", "cu_seqlens"):  # here, because a GPU would wait in each layer, and lists may change
+            value = self._arguments.get(name)
+            if isinstance(value, (list, torch.Tensor)):
+                self._arguments[name] = value.tolist() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         seqlen = self._arguments.get("seqlen")
         self._seqlen = None if seqlen is None else Frozen([seqlen])
         try:
@@ -145,10 +173,16 @@ class Served:
         except ValueError:  # forward raises it, on all ranks
             rows, self._is_read = None, False
         self._packed = None if rows is None else Frozen(rows)
+        self._positions.arguments = self._arguments
 
-    def forward(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
-                sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_ids=None,
-                cu_seq_lens_q=None, cu_seq_lens_k=None, **others):
+    def forward(self, module, query, key, value, attention_mask, *more, position_ids=None, **given):
+        """Computes a layer's attention, with the arguments of transformers' attention functions."""
+        served = self if position_ids is None or is_compiling() else _recomputed(self, position_ids)
+        return served._forward(module, query, key, value, attention_mask, *more, position_ids=position_ids, **given)
+
+    def _forward(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
+                 sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_ids=None,
+                 cu_seq_lens_q=None, cu_seq_lens_k=None, **others):
         ranks = self.ranks
         if self._name is not None:
             _note_use(self._name)
@@ -175,7 +209,7 @@ class Served:
         given = dict(softmax_scale=scaling, sinks=s_aux, group=self.group, layout=self._layout)
         if ranks > 1:
             query = self._tuned(module, query)
-        tensors = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        tensors = tuple(x.transpose(1, 2) for x in _autocast(query, key, value))
         if lengths[0] != lengths[1]:
             return self._cross(tensors, given, softcap, dropout), None
         given.update(causal=mask.causal, window=mask.window, softcap=softcap or 0.0, dropout_p=dropout)
@@ -331,6 +365,20 @@ class Served:
             if name not in known:
                 raise ValueError("%s: it was registered, and a cross-attention does not have it" % name)
         return cross_attention(*tensors, **{**given, **self._arguments})
+
+
+def _autocast(*tensors):
+    """Returns the tensors in autocast's dtype, as torch's own attention does. RoPE leaves q and k in float32."""
+    kind = tensors[0].device.type
+    if hasattr(torch, "get_autocast_dtype"):
+        is_on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    elif kind == "cuda":  # before torch 2.4
+        is_on, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+    else:
+        is_on, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+    if not is_on:
+        return tensors
+    return tuple(x if x.dtype is torch.float64 else x.to(dtype) for x in tensors)
 
 
 def _is_within(mask, window):

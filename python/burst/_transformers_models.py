@@ -9,6 +9,9 @@ from ._graphs import constant
 # A model's layer_types that mix tokens in the registered attention alone.
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", None)
 
+# Fields of a config with which embeddings depend on other tokens of the sequence: of ESM and MobileBERT.
+_WHOLE = ("token_dropout", "trigram_input")
+
 
 def other_layers(config):
     """Returns the names of a model's layers that mix tokens outside of attention."""
@@ -41,9 +44,13 @@ def _refusal(file):
 
 def check(module):
     """Raises ValueError if the model of an attention module needs the whole sequence on a rank."""
-    found, refusal = other_layers(getattr(module, "config", None)), _refusal(type(module).__module__)
+    config = getattr(module, "config", None)
+    found, refusal = other_layers(config), _refusal(type(module).__module__)
     if found:
         refusal = "layers must be attention; got %s, which need the whole sequence on a rank" % ", ".join(found)
+    for name in _WHOLE:
+        if getattr(config, name, False):
+            refusal = "%s must be False, because it needs the whole sequence on a rank; got True" % name
     if refusal is not None:
         raise ValueError("model: %s; use a group of one rank" % refusal)
 

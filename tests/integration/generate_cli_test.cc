@@ -96,6 +96,18 @@ TEST_F(TrainCli, PromptsAreLines) {
   EXPECT_TRUE(absl::StrContains(all.err, "the prompt has 36 tokens")) << all.err;
   EXPECT_EQ(generate({"--prompts=prompts.jsonl", "--ranks=2"}).out, expected);
 
+  // A line's number is added to the seed, so that equal lines have different texts.
+  Write("equal.jsonl", "\"l\"\n\"l\"\n\"l\"\n");
+  const Result equal = generate({"--prompts=equal.jsonl", "--temperature=2", "--seed=5"});
+  std::istringstream drawn(equal.out);
+  int number = 0;
+  for (std::string line; std::getline(drawn, line); ++number) {
+    const std::string text = nlohmann::json::parse(line)["text"];
+    EXPECT_EQ("l" + text + "\n",
+              generate({"--prompt=l", "--temperature=2", absl::StrCat("--seed=", 5 + number)}).out);
+  }
+  EXPECT_EQ(number, 3);
+
   // The pieces of a text are the text. It ends before --stop.
   const Result pieces = generate({"--prompts=prompts.jsonl", "--stream", "--stop=f a"});
   std::istringstream lines(pieces.out);
@@ -141,16 +153,17 @@ TEST_F(TrainCli, AChatIsTheTextAfterItsMessages) {
   ExpectSuccess(Train({"--steps=30", "--lr=1e-2", "--eval_every=0", "--out=run"}));
   Write("chat.jinja", "{% for m in messages %}{{ m.content }}\n{% endfor %}");
   Write("lines", "line 12\n/new\nline 7\ntext\n");
-  const auto text = [&](const std::string& prompt) {
-    const Result result = Generate({"--checkpoint=run", "--tokens=9", "--prompt=" + prompt});
+  const auto text = [&](const char* seed, const std::string& prompt) {
+    const Result result = Generate({"--checkpoint=run", "--tokens=9", seed, "--prompt=" + prompt});
     return result.out.substr(prompt.size());
   };
-  const std::string second = text("line 7\n");
-  const std::string expected = text("line 12\n") + second + text("line 7\n" + second + "text\n");
+  const std::string second = text("--seed=6", "line 7\n");
+  const std::string expected =
+      text("--seed=5", "line 12\n") + second + text("--seed=7", "line 7\n" + second + "text\n");
   const std::string program = ProgramPath("train/tools/chat");
   const Result result =
       Subprocess({"/bin/sh", "-c", "\"$0\" \"$@\" < \"$BUILD_WORKING_DIRECTORY/lines\"", program,
-                  "--checkpoint=run", "--template=chat.jinja", "--tokens=9"},
+                  "--checkpoint=run", "--template=chat.jinja", "--tokens=9", "--seed=5"},
                  {folder_})
           .Wait();
   ExpectSuccess(result);
@@ -196,6 +209,7 @@ TEST_F(TrainCli, EvaluationsAreTheTrainers) {
     command.insert(command.end(), more.begin(), more.end());
     return Subprocess(command, {folder_}).Wait();
   };
+  ExpectError(evaluate({"--data=val.txt:1,text.txt:1"}), 1, {"--data", "a mixture of 2"});
   for (const char* ranks : {"--ranks=1", "--ranks=3"}) {
     const Result result = evaluate({"--sequences=0", ranks});
     ExpectSuccess(result);

@@ -85,6 +85,20 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   EXPECT_TRUE(SplitCheckpoint(Checkpoint("later")).second ==
               SplitCheckpoint(Checkpoint("more")).second);
   fs::rename(Path("elsewhere"), Path("home"));
+  // A run on shorter sequences does not shorten what the model takes.
+  ExpectSuccess(
+      Train({"--model=home", chars, "--out=short", "--seqlen=16", "--steps=1", "--eval_every=0"}));
+  ExpectSuccess(Run("export", {"short", "--out=home4"}));
+  const auto text_of = [&](const char* checkpoint) {
+    const Result result =
+        Run("generate", {absl::StrCat("--checkpoint=", checkpoint), "--prompt=line 1 of a text",
+                         "--tokens=30", "--temperature=0"});
+    EXPECT_FALSE(absl::StrContains(result.err, "are read")) << result.err;
+    return result.out;
+  };
+  const std::string continued = text_of("short");
+  EXPECT_EQ(continued.size(), 16 + 30 + 1u);  // characters, the last one a line break
+  EXPECT_EQ(continued, text_of("home4"));
   // An export has the tokenizer of its run, not of the model that the run began with.
   ExpectSuccess(Run("export", {"more", "--out=home2"}));
   ExpectSuccess(Run("export", {"run", "--out=home3"}));

@@ -198,6 +198,28 @@ TEST_F(TokenizerCli, APackedModelStopsAtTheEndOfADocument) {
   }
 }
 
+// A validation loss is of tokens that count. Fixed places that hold none are refused at the start.
+TEST_F(TokenizerCli, EvaluationsWithoutATargetAreRefused) {
+  const nlohmann::json row = {{"text", std::string(990, 'a') + std::string(10, 'b')},
+                              {"counted", nlohmann::json::array({{990, 1000}})}};
+  std::string lines;
+  for (int i = 0; i < 4; ++i) absl::StrAppend(&lines, row.dump(), "\n");
+  Write("prompts.jsonl", lines);
+  const std::vector<std::string> arguments = {"--data=prompts.jsonl",
+                                              "--val_data=prompts.jsonl",
+                                              "--tokenizer=tiny",
+                                              "--steps=2",
+                                              "--batch=1",
+                                              "--out=prompts"};
+  const auto train = [&](const std::string& more) {
+    std::vector<std::string> all = arguments;
+    all.push_back(more);
+    return Train(all);
+  };
+  ExpectError(train("--eval_batches=1"), 1, {"--eval_batches", "counts in the loss"});
+  ExpectSuccess(train("--eval_batches=0"));
+}
+
 // Lines that are not documents are left out and counted, in train and in tokenize.
 TEST_F(TokenizerCli, BadLinesAreLeftOut) {
   std::string lines;

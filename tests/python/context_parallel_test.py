@@ -94,8 +94,9 @@ def environment(rank, size):
                       MASTER_ADDR="127.0.0.1", MASTER_PORT="0", ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
 
 
-def trained(model, collator, cut=None, dataset=None, rows=ROWS, trainer_of=None, **options):
-    """Returns (losses by step, loss of evaluation, parameters) of a Trainer's run."""
+def trained(model, collator, cut=None, dataset=None, rows=ROWS, evaluated=4 * ROWS + 1, trainer_of=None,
+            **options):
+    """Returns (losses by step, loss of evaluation, parameters) of a Trainer's run. The last evaluated batch is not full."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     data = dataset or examples()
@@ -106,7 +107,7 @@ def trained(model, collator, cut=None, dataset=None, rows=ROWS, trainer_of=None,
             use_cpu=True, disable_tqdm=True, log_level="error", seed=3, remove_unused_columns=False, prediction_loss_only=True,
             **options)
         trainer = (trainer_of or transformers.Trainer)(model=model, args=arguments, train_dataset=data,
-                                                       eval_dataset=data[:4 * ROWS], data_collator=collator)
+                                                       eval_dataset=data[:evaluated], data_collator=collator)
         if cut is not None:
             cut(trainer)
         seen, step = [], trainer.training_step
@@ -159,8 +160,8 @@ def two_groups(rank, group):
     environment(rank, 4)
     model, want = model_of("Mistral"), torch.load(os.environ["BURST_WANT"])
     first = {name: p.detach().clone() for name, p in model.named_parameters()}
-    compare(trained(model, COLLATORS["right"], lambda trainer: burst.context_parallel(trainer, 2), rows=ROWS // 2),
-            want, first)
+    compare(trained(model, COLLATORS["right"], lambda trainer: burst.context_parallel(trainer, 2), rows=ROWS // 2,
+                    evaluated=4 * ROWS), want, first)
 
 
 def own_loop(rank, group):
@@ -189,6 +190,22 @@ def own_loop(rank, group):
     rejected(lambda: parallel.shard(dict(labels=batch["labels"])), "input_ids: must be in the batch")
     other = burst.context_parallel(accelerator)
     rejected(lambda: other.shard(dict(input_ids=batch["input_ids"] + rank)), "batch: must be equal on all ranks")
+
+
+def two_batches_before_a_backward(rank, group):
+    """Gradient checkpointing repeats each forward with the documents of its own batch."""
+    environment(rank, 2)
+    rows, parallel = examples(), burst.context_parallel(accelerate.Accelerator(cpu=True))
+    for kind in ("right", "packed"):
+        model = model_of("Mistral")
+        batches = [COLLATORS[kind](rows[:2]), COLLATORS[kind](rows[1::-1])]
+        want = torch.autograd.grad(sum(model(**batch).loss for batch in batches), model.parameters())
+        parallel.attach(model)
+        model.train().gradient_checkpointing_enable({"use_reentrant": False})
+        sum(model(**parallel.shard(batch)).loss for batch in batches).backward()
+        for a, b in zip(model.parameters(), want):
+            dist.all_reduce(a.grad)
+            torch.testing.assert_close(a.grad / 2, b, atol=2e-5, rtol=1e-4)
 
 
 def sharded_parameters(rank, group):
@@ -241,6 +258,9 @@ def refusals(rank, group):
         recurrent = transformers.MambaForCausalLM(transformers.MambaConfig(
             vocab_size=50, hidden_size=32, num_hidden_layers=1, state_size=4))
         rejected(lambda: burst.context_parallel(trainer_of(recurrent)), "model: ")
+        refusing = trainer_of(llama)
+        burst.context_parallel(refusing)
+        rejected(lambda: refusing.predict(examples()[:1]), "prediction_loss_only: must be True")
         routed = model_of("GptOss")
         routed.config.output_router_logits = True
         rejected(lambda: burst.context_parallel(trainer_of(routed)), "output_router_logits: must be False")
@@ -289,11 +309,14 @@ class TrainerTest(unittest.TestCase):
     def test_two_groups(self):
         with tempfile.TemporaryDirectory() as folder:
             os.environ["BURST_WANT"] = os.path.join(folder, "want")
-            torch.save(alone("Mistral", "right"), os.environ["BURST_WANT"])
+            torch.save(alone("Mistral", "right", evaluated=4 * ROWS), os.environ["BURST_WANT"])
             run_ranks(4, two_groups)
 
     def test_own_loop(self):
         run_ranks(2, own_loop)
+
+    def test_two_batches_before_a_backward(self):
+        run_ranks(2, two_batches_before_a_backward)
 
     def test_sharded_parameters(self):
         run_ranks(2, sharded_parameters)

@@ -119,6 +119,10 @@ def models_refused(rank, group):
     for name, words, given in (
             ("Lfm2ForCausalLM", "layers must be attention; got conv",
              dict(layer_types=["conv", "full_attention"])),
+            ("EsmForMaskedLM", "token_dropout must be False",
+             dict(config="EsmConfig", token_dropout=True, mask_token_id=3)),
+            ("MobileBertForMaskedLM", "trigram_input must be False",
+             dict(config="MobileBertConfig", embedding_size=32, true_hidden_size=32, intra_bottleneck_size=32)),
             ("BartForCausalLM", "forward must take position_ids", dict(decoder_layers=1, decoder_attention_heads=2))):
         model = model_of(name, **given)
         model.set_attn_implementation("burst")

@@ -245,6 +245,23 @@ class ModelsTest(unittest.TestCase):
                 alone = model(input_ids=tokens(1)[:, begin:], use_cache=False)[0]
             torch.testing.assert_close(have[:, begin:], alone, atol=2e-5, rtol=0)
 
+    @needs("LlamaConfig", "GptOssConfig")
+    def test_autocast(self):
+        """Models in float32 compute in bfloat16, with errors like those of transformers' own attention."""
+        burst.register()
+        for model, own in ((model_of("LlamaForCausalLM"), "sdpa"),
+                           (model_of("GptOssForCausalLM", head_dim=8, num_local_experts=2, num_experts_per_tok=1), "eager")):
+            def run(name, autocast):
+                model.set_attn_implementation(name)
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    logits = model(input_ids=tokens(2), use_cache=False).logits.float()
+                return [logits.detach(), *torch.autograd.grad(logits.sin().sum(), model.parameters())]
+
+            want = run(own, False)
+            have, others = ([((a - b).norm() / b.norm().clamp(min=1e-30)).item() for a, b in zip(run(name, True), want)]
+                            for name in ("burst", own))
+            self.assertTrue(all(a <= 2 * b + 1e-6 for a, b in zip(have, others)), list(zip(have, others)))
+
     @needs("LlamaConfig", "Qwen2Config", "MistralConfig")
     def test_decoders(self):
         burst.register()

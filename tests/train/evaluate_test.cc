@@ -198,6 +198,26 @@ TEST_F(EvaluateTest, PerplexitiesByPositionAreThoseOfTransformers) {
     ASSERT_TRUE(evaluation.ok()) << evaluation.status();
     EXPECT_EQ(Json::parse(evaluation->json)["sequences"], most == 0 ? 2 : 1);
   }
+  // Tokens of a document that do not count in the loss do not count here.
+  const Json half = {{"text", text}, {"counted", Json::array({{0, text.size() / 8}})}};
+  const TokenSpan marked = Load("marked.jsonl", half.dump() + "\n");
+  std::vector<double> losses;
+  for (const bool from_documents : {false, true}) {
+    options.documents = from_documents;
+    const auto evaluation =
+        Run(1, [&](Scorer* scorer) { return EvaluatePerplexity(scorer, marked, options); });
+    ASSERT_TRUE(evaluation.ok()) << evaluation.status();
+    losses.push_back(Json::parse(evaluation->json)["loss"]);
+  }
+  EXPECT_DOUBLE_EQ(losses[0], losses[1]);
+  EXPECT_GT(std::abs(losses[0] - fixture_["loss"].get<double>()), 1e-3);
+  const Json nothing = {{"text", text}, {"counted", Json::array({{text.size() - 1, text.size()}})}};
+  const TokenSpan untaught = Load("untaught.jsonl", nothing.dump() + "\n");
+  const auto empty =
+      Run(1, [&](Scorer* scorer) { return EvaluatePerplexity(scorer, untaught, options); });
+  EXPECT_THAT(std::string(empty.status().message()),
+              HasSubstr("--data: must have a token that counts in the loss"));
+
   options.seqlen = 5000;
   const auto none =
       Run(1, [&](Scorer* scorer) { return EvaluatePerplexity(scorer, documents, options); });

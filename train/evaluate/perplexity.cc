@@ -53,6 +53,12 @@ absl::StatusOr<std::vector<GlobalBatch>> LongDocuments(const TokenSpan& data,
     std::vector<int32_t> text(options.seqlen + 1);
     BURST_RETURN_IF_ERROR(data.corpus->Read(starts[i], options.seqlen + 1, text.data()));
     batches.push_back(BatchOf({text}));
+    if (!data.corpus->has_marks()) continue;
+    std::vector<int64_t> dropped;
+    BURST_RETURN_IF_ERROR(
+        data.corpus->NotCounted(starts[i] + 1, starts[i] + options.seqlen + 1, &dropped));
+    for (const int64_t at : dropped) batches.back().targets[at - starts[i] - 1] = -1;
+    batches.back().num_targets -= static_cast<int64_t>(dropped.size());
   }
   if (!batches.empty()) return batches;
   return InvalidOption("seqlen", "must be less than the ", longest,
@@ -132,6 +138,13 @@ absl::Status CheckPerplexity(const PerplexityOptions& options) {
 absl::StatusOr<Evaluation> EvaluatePerplexity(Scorer* scorer, const TokenSpan& data,
                                               const PerplexityOptions& options) {
   BURST_ASSIGN_OR_RETURN(const std::vector<GlobalBatch> sequences, SequencesOf(data, options));
+  if (std::none_of(sequences.begin(), sequences.end(),
+                   [](const GlobalBatch& sequence) { return sequence.num_targets > 0; })) {
+    return InvalidOption("data", "must have a token that counts in the loss; got ",
+                         sequences.size(),
+                         " sequences without one; give a longer --seqlen or more "
+                         "--sequences");
+  }
   LossByPosition whole(options.seqlen), last(options.seqlen);
   for (const GlobalBatch& sequence : sequences) {
     BURST_ASSIGN_OR_RETURN(const auto scores, scorer->Score(sequence));

@@ -111,7 +111,7 @@ absl::StatusOr<ModelSource> ModelSource::Find(const ModelOptions& options) {
     absl::StatusOr<Pretrained> found = FindPretrained(source.path, IgnoredFields(options.train));
     if (!found.ok()) return source.Unusable(found.status());
     source.model = found->model;
-    source.context = found->model.context;
+    source.seqlen = source.context = found->model.context;
     source.window = found->window;
     absl::StatusOr<std::string> identity = FingerprintOf(*found);
     if (!identity.ok()) return source.Unusable(identity.status());
@@ -129,7 +129,8 @@ absl::StatusOr<ModelSource> ModelSource::Find(const ModelOptions& options) {
   if (!info.ok()) return source.Unusable(info.status());
   source.pretrained = {Pretrained::Kind::kCheckpoint, source.path, info->model, info->window};
   source.model = info->model;
-  source.context = info->seqlen;
+  source.seqlen = info->seqlen;
+  source.context = ContextOf(source.path, *info);
   source.window = info->window;
   source.identity = source.pretrained.identity = info->identity;
   return source;

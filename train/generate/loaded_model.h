@@ -57,7 +57,9 @@ struct ModelSource {
   std::string path;
   Pretrained pretrained;
   ModelConfig model;
-  int64_t context = 0, window = 0;
+  int64_t seqlen = 0;   // tokens of a sequence that the model was trained with last
+  int64_t context = 0;  // tokens that it takes: more than `seqlen` if it began with trained weights
+  int64_t window = 0;
   std::string identity;  // identity of the weights
 
  private:

@@ -166,6 +166,11 @@ std::string CompanionsOf(const std::string& checkpoint) {
   return (fs::path(checkpoint).parent_path() / "huggingface").string();
 }
 
+int64_t ContextOf(const std::string& checkpoint, const CheckpointInfo& info) {
+  const bool began_with_weights = Exists(fs::path(CompanionsOf(checkpoint)) / kConfig);
+  return began_with_weights ? std::max(info.seqlen, info.model.context) : info.seqlen;
+}
+
 absl::Status CopyCompanions(const std::string& from, const std::string& to,
                             absl::FunctionRef<bool(absl::string_view)> takes) {
   BURST_RETURN_IF_ERROR(MakeFolder(to));

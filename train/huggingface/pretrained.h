@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/data/tokenizer.h"
 
 namespace burst {
@@ -56,6 +57,10 @@ absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& fol
 
 // Returns the folder of a checkpoint's companions, which may be missing.
 std::string CompanionsOf(const std::string& checkpoint);
+
+// Returns the tokens that a checkpoint's model takes: those of its run's sequences. A run that
+// began with trained weights has their context, if it is longer.
+int64_t ContextOf(const std::string& checkpoint, const CheckpointInfo& info);
 
 // The names of a model's companions but config.json: its tokenizer's files and their settings.
 absl::Span<const char* const> CompanionNames();

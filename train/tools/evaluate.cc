@@ -60,7 +60,9 @@ void AddTaskOptions(EvaluateConfig* c, OptionTable* t) {
       .Min(1)
       .Or(-1)
       .Unit("tokens")
-      .Help("Evaluate perplexity in sequences of N tokens. -1: the model's context.");
+      .Help(
+          "Evaluate perplexity in sequences of N tokens. -1: those that the model was trained "
+          "with.");
   t->Add("sequences", &c->perplexity.sequences)
       .Min(0)
       .Help("Evaluate perplexity in at most N sequences. 0: all of the data.");
@@ -162,6 +164,11 @@ absl::StatusOr<Input> ReadInput(const EvaluateConfig& c, const Tokenizer& tokeni
     input.identity = *std::move(lines);
     return input;
   }
+  BURST_ASSIGN_OR_RETURN(const std::vector<MixturePart> parts, ParseMixture(c.data));
+  if (parts.size() > 1) {
+    return InvalidOption("data", "must be texts without weights; got a mixture of ", parts.size(),
+                         "; evaluate each part");
+  }
   std::string data = ResolvePath(c.data);
   if (c.data == "kjv") {
     BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
@@ -180,11 +187,11 @@ absl::StatusOr<Input> ReadInput(const EvaluateConfig& c, const Tokenizer& tokeni
 
 // Completes the options by the model.
 absl::Status Complete(const ModelSource& source, EvaluateConfig* c) {
-  if (c->perplexity.seqlen == -1) c->perplexity.seqlen = source.context;
+  if (c->perplexity.seqlen == -1) c->perplexity.seqlen = source.seqlen;
   c->needle.seed = static_cast<uint64_t>(c->seed);
   if (c->needle.lengths.empty()) {
     for (int part = 8; part >= 1; part /= 2) {
-      c->needle.lengths.push_back(std::max<int64_t>(1, source.context / part));
+      c->needle.lengths.push_back(std::max<int64_t>(1, source.seqlen / part));
     }
   }
   return CheckPerplexity(c->perplexity);

@@ -80,7 +80,9 @@ void AddSamplingOptions(GenerateConfig* c, OptionTable* t) {
       .Above(0)
       .Max(1e6)
       .Help("Make tokens of the text less likely above 1, likelier below. 1: neither.");
-  t->Add("seed", &c->seed).Min(0).Help("Choose another text with another seed.");
+  t->Add("seed", &c->seed)
+      .Min(0)
+      .Help("Choose another text with another seed. A line of --prompts adds the lines before it.");
 }
 
 OptionTable Options(GenerateConfig* c) {
@@ -207,7 +209,7 @@ class Generation {
       WarnOfLength(source_, static_cast<int64_t>(tokens.size()));
       print(prompt);
     }
-    BURST_RETURN_IF_ERROR(Generate(tokens, print));
+    BURST_RETURN_IF_ERROR(Generate(tokens, /*line=*/0, print));
     if (reads()) print("\n");
     return output;
   }
@@ -216,7 +218,7 @@ class Generation {
   absl::Status Lines() const {
     PromptLines lines(config_.prompts, config_.stream);
     if (reads()) BURST_RETURN_IF_ERROR(lines.Open());
-    for (;;) {
+    for (int64_t line = 0;; ++line) {
       absl::Status error;
       std::vector<int32_t> tokens;  // empty: the end
       if (reads()) {
@@ -229,7 +231,7 @@ class Generation {
       BURST_RETURN_IF_ERROR(Share(&tokens));
       if (tokens.empty()) return error;
       BURST_RETURN_IF_ERROR(
-          Generate(tokens, [&](absl::string_view piece) { return lines.WritePiece(piece); }));
+          Generate(tokens, line, [&](absl::string_view piece) { return lines.WritePiece(piece); }));
       if (reads()) BURST_RETURN_IF_ERROR(lines.WriteText());
     }
   }
@@ -257,12 +259,17 @@ class Generation {
     return comm_->Broadcast(tokens->data(), count * static_cast<int64_t>(sizeof(int32_t)), 0);
   }
 
-  // Gives the text after `prompt` to `emit`, up to --stop.
-  absl::Status Generate(const std::vector<int32_t>& prompt,
+  // Gives the text after `prompt` to `emit`, up to --stop. Equal prompts in other lines of
+  // --prompts have other texts.
+  absl::Status Generate(const std::vector<int32_t>& prompt, int64_t line,
                         const std::function<bool(absl::string_view)>& emit) const {
     GenerationOptions options;
-    options.sampling = {config_.temperature, config_.top_k, static_cast<uint64_t>(config_.seed),
-                        config_.top_p,       config_.min_p, config_.repetition_penalty};
+    options.sampling = {config_.temperature,
+                        config_.top_k,
+                        static_cast<uint64_t>(config_.seed) + static_cast<uint64_t>(line),
+                        config_.top_p,
+                        config_.min_p,
+                        config_.repetition_penalty};
     options.tokens = config_.tokens;
     options.ends = rules_.ends;
     options.context = source_.context;

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
@@ -14,14 +15,30 @@ Evaluator::Evaluator(RankState* rank, LocalBatches* batches, SequenceSampler dat
                      StopAgreement* stop)
     : rank_(*rank), batches_(*batches), data_(std::move(data)), stop_(*stop) {}
 
-absl::StatusOr<std::optional<double>> Evaluator::MeanLoss() {
-  const ScopedPhase phase("evaluation");
+int64_t Evaluator::sequences() const {
   const ResolvedConfig& config = rank_.config;
   const int64_t all = data_.max_evaluation();
   // The comparison counts batches, because the number of their sequences may need more than 64
   // bits.
   const bool some = config.eval_batches > 0 && config.eval_batches < all / config.batch;
-  const int64_t total = some ? config.eval_batches * config.batch : all;
+  return some ? config.eval_batches * config.batch : all;
+}
+
+absl::Status Evaluator::CheckTargets() const {
+  const int64_t total = sequences();
+  for (int64_t i = 0; i < total; ++i) {
+    BURST_ASSIGN_OR_RETURN(const GlobalBatch sequence, data_.Evaluation(i, 1, total));
+    if (sequence.num_targets > 0) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--eval_batches: the evaluated sequences must have a token that counts in the loss; got ",
+      total, " without one; give a larger number, a longer --seqlen or --eval_every=0"));
+}
+
+absl::StatusOr<std::optional<double>> Evaluator::MeanLoss() {
+  const ScopedPhase phase("evaluation");
+  const ResolvedConfig& config = rank_.config;
+  const int64_t total = sequences();
   const Tensor sums = Tensor::Zeros({2}, DType::kFloat64, config.device);
   const Tensor sum = sums.Slice(0, 0, 1), targets = sums.Slice(0, 1, 1);
   int64_t num_targets = 0;
@@ -48,7 +65,7 @@ absl::StatusOr<std::optional<double>> Evaluator::MeanLoss() {
   }
   BURST_RETURN_IF_ERROR(rank_.comm->AllReduceSum(sums));
   const std::vector<double> results = sums.ToVector<double>();
-  return std::optional<double>(results[0] / std::max(1.0, results[1]));
+  return std::optional<double>(results[0] / results[1]);
 }
 
 absl::StatusOr<std::optional<double>> Evaluator::MeanLossOfAverage() {

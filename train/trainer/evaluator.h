@@ -16,6 +16,8 @@ class Evaluator {
   // All arguments must outlive the object.
   Evaluator(RankState* rank, LocalBatches* batches, SequenceSampler data, StopAgreement* stop);
 
+  // Returns InvalidArgument if no token of the evaluated sequences counts in the loss.
+  absl::Status CheckTargets() const;
   // Returns the mean loss per target, or none if the ranks stop. Collective.
   absl::StatusOr<std::optional<double>> MeanLoss();
   // Returns the loss of the average of the weights (--ema). The weights and the state of the
@@ -23,6 +25,8 @@ class Evaluator {
   absl::StatusOr<std::optional<double>> MeanLossOfAverage();
 
  private:
+  // Returns the number of sequences that an evaluation reads.
+  int64_t sequences() const;
   // Copies the average into the values of all ranks with the same parameters.
   absl::Status TakeAverage();
   // Returns the loss of this rank's tokens, without a gradient; null on a stage that does not

@@ -11,6 +11,7 @@
 #include "burst/cli/process.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/generate/generate.h"
+#include "train/huggingface/pretrained.h"
 
 namespace burst {
 namespace {
@@ -41,7 +42,8 @@ absl::StatusOr<std::string> SampleText(const RankState& rank, const RunFolder& f
   GenerationOptions generation;
   generation.sampling.seed = static_cast<uint64_t>(config.seed);
   generation.tokens = rank.setup.sample;
-  generation.context = config.seqlen;
+  BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(folder.checkpoint()));
+  generation.context = ContextOf(folder.checkpoint(), info);
   generation.window = config.window;
   // A complete run does not fail because of its model's files.
   const PromptRules rules = RulesOfCheckpoint(folder.checkpoint(), tokenizer, /*with_begin=*/true)

@@ -65,7 +65,7 @@ absl::Status Trainer::MakeParts() {
   BURST_ASSIGN_OR_RETURN(SequenceSampler validation,
                          SequenceSampler::Create(data.validation, options));
   evaluator_.emplace(rank_.get(), &batches_, std::move(validation), &stop_);
-  return absl::OkStatus();
+  return rank_->setup.simulated ? absl::OkStatus() : evaluator_->CheckTargets();
 }
 
 absl::Status Trainer::OpenReport(bool verbose) {
