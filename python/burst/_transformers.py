@@ -112,15 +112,17 @@ _forwards = {}  # by id(position_ids) and name: a weak reference to these, and t
 
 def _recomputed(served, position_ids):
     """Returns the Served as it was in the forward that gradient checkpointing repeats: update() may have come since."""
-    key, repeats = (id(position_ids), served.registered), _in_backward() != -1
+    key = id(position_ids), served.registered
     of, then = _forwards.get(key, (lambda: None, None))
-    if of() is not position_ids:
-        then = None
-    if repeats or (then is not None and then.version is served.version):
-        return served if then is None else then
+    is_known = of() is position_ids
+    if _in_backward() != -1:
+        return then if is_known else served
+    if is_known and then.version is served.version:
+        return served
     if len(_forwards) >= 64:
-        for other in [other for other, (tensor, _) in _forwards.items() if tensor() is None]:
-            del _forwards[other]
+        for other, (tensor, _) in list(_forwards.items()):
+            if tensor() is None:
+                _forwards.pop(other, None)  # another thread may have removed it
     then = copy.copy(served)
     then._positions = copy.copy(served._positions)
     _forwards[key] = weakref.ref(position_ids), then

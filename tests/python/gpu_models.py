@@ -145,6 +145,24 @@ def default_device(group):
     return "the same bits"
 
 
+def autocast(group):
+    """Models in float32 compute in autocast's dtype, with errors like sdpa's, eagerly and with compiled layers."""
+    burst.register()
+    exact, plain, model, compiled = (model_of("sdpa", torch.float64), model_of("sdpa"), model_of("burst"),
+                                     model_of("burst"))
+    for layer in compiled.model.layers:
+        layer.compile()
+    most, of_sdpa = 0, 0
+    for ids, given, real in batches():
+        want = values_of(exact, ids, given, real)
+        with torch.autocast("cuda", torch.bfloat16):
+            *errors, allowed = (distance(values_of(of, ids, given, real), want) for of in (model, compiled, plain))
+        most, of_sdpa = max(most, *errors), max(of_sdpa, allowed)
+        if max(errors) > FACTOR * allowed:
+            raise AssertionError("%s: off by %s, sdpa by %.1e" % (sorted(given), errors, allowed))
+    return "off by %.1e, sdpa by %.1e" % (most, of_sdpa)
+
+
 def ranks(group):
     """Layers over the group, compiled once, give a whole sequence's logits; forgotten positions are refused."""
     exact, plain = model_of("sdpa", torch.float64), model_of("sdpa")
@@ -184,4 +202,4 @@ def ranks(group):
 
 
 if __name__ == "__main__":
-    run((eager, compiled_layers, compiled_model, default_device, ranks), start()[1])
+    run((eager, compiled_layers, compiled_model, default_device, autocast, ranks), start()[1])
