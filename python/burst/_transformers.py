@@ -106,7 +106,8 @@ def _are_within(slices, starts):
     return all(of(a) == of(b - 1) == of(c) == of(d - 1) for row in slices for a, b, c, d, _ in row)
 
 
-_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_MOST_FORWARDS = 64  # that are kept before those of freed tensors are removed
+_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # the number of the running backward; -1: none
 _forwards = {}  # by id(position_ids) and name: a weak reference to these, and the Served as it was in their forward
 
 
@@ -115,11 +116,11 @@ def _recomputed(served, position_ids):
     key = id(position_ids), served.registered
     of, then = _forwards.get(key, (lambda: None, None))
     is_known = of() is position_ids
-    if _in_backward() != -1:
+    if _backward() != -1:
         return then if is_known else served
     if is_known and then.version is served.version:
         return served
-    if len(_forwards) >= 64:
+    if len(_forwards) >= _MOST_FORWARDS:
         for other, (tensor, _) in list(_forwards.items()):
             if tensor() is None:
                 _forwards.pop(other, None)  # another thread may have removed it
@@ -141,13 +142,14 @@ def _note_use(name):
 class Served:
     """A registered attention. Models call its forward.
 
+    registered: the attention's name in transformers, which put() sets. version: an object that update() replaces.
     own: the positions of this rank's tokens, int64 [tokens], where the caller has cut the batch itself. They are then
     not checked."""
 
     def __init__(self, group, layout, arguments, name=None):
         self.group, self._layout, self._arguments = group, layout, arguments
         self.ranks = size_of(group)  # here, because torch 2.11 does not trace it
-        self.own, self._name, self.registered = None, name, name
+        self.own, self._name, self.registered = None, name, None
         self._positions = Positions(group, layout, arguments)
         self._masks, self._lengths, self._packings, self._ends = Seen(), Seen(), Seen(), Seen()
         self.update()

@@ -142,8 +142,7 @@ absl::StatusOr<Evaluation> EvaluatePerplexity(Scorer* scorer, const TokenSpan& d
                    [](const GlobalBatch& sequence) { return sequence.num_targets > 0; })) {
     return InvalidOption("data", "must have a token that counts in the loss; got ",
                          sequences.size(),
-                         " sequences without one; give a longer --seqlen or more "
-                         "--sequences");
+                         " sequences without one; give a longer --seqlen or more --sequences");
   }
   LossByPosition whole(options.seqlen), last(options.seqlen);
   for (const GlobalBatch& sequence : sequences) {
