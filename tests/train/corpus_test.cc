@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "train/data/batch.h"
 #include "train/data/shards.h"
 
 namespace burst {
@@ -211,6 +212,25 @@ TEST_F(CorpusTest, BadTexts) {
   ExpectError(Load(Write("a.txt", "abc"), Path("missing"), std::nullopt),
               {"--val_data", "missing"});
   EXPECT_TRUE(Load(Path("latin1.txt"), "", Kind::kByte).ok());
+}
+
+// The last tenths of shards are joined for validation. The first token of the second one does not
+// end the first one's document, even if it is a separator.
+TEST_F(CorpusTest, NoTargetCrossesBetweenThePartsOfAMixture) {
+  std::vector<uint16_t> tokens(40, 7);
+  tokens[38] = kGpt2EndOfText;
+  const std::string a = WriteShard("a.bin", tokens);
+  tokens[36] = kGpt2EndOfText;
+  const std::string b = WriteShard("b.bin", tokens);
+  const auto data = Load(a + ":1," + b + ":1", "", std::nullopt);
+  ASSERT_TRUE(data.ok()) << data.status();
+  const std::vector<int32_t> read = All(data->validation);
+  const int32_t end = kGpt2EndOfText;
+  ASSERT_EQ(read, (std::vector<int32_t>{7, 7, end, 7, end, 7, end, 7}));
+  const auto sampler = SequenceSampler::Create(data->validation, {7, 1, /*packed=*/true});
+  ASSERT_TRUE(sampler.ok()) << sampler.status();
+  EXPECT_EQ(sampler->Evaluation(0, 1, 1)->targets,
+            (std::vector<int32_t>{7, end, 7, -1, 7, end, 7}));
 }
 
 // The parts of a mixture are one corpus. Each leaves its own last tenth for validation.

@@ -59,6 +59,16 @@ std::vector<int32_t> All(const TokenSpan& span) {
   return tokens;
 }
 
+// Returns the target at `place` of the span's only sequence, with packed documents.
+int32_t PackedTarget(const TokenSpan& span, int64_t place) {
+  const auto sampler = SequenceSampler::Create(span, {span.size() - 1, 1, /*packed=*/true});
+  EXPECT_TRUE(sampler.ok()) << sampler.status();
+  const auto batch = sampler->Training(0, 1);
+  EXPECT_TRUE(batch.ok()) << batch.status();
+  EXPECT_EQ(*sampler->TrainingTargets(0, 1), batch->num_targets);
+  return batch->targets[place];
+}
+
 // The trainer reads the documents in order, each after an end-of-text token.
 TEST_F(TokenizeTest, AFolderOfTexts) {
   const std::vector<std::string> texts = {"The first one.\n", "", "A ring of ranks's <|endoftext|>",
@@ -196,6 +206,7 @@ TEST_F(TokenizeTest, TheEndOfADocumentIsLearnedFromShardsFoldersAndLines) {
 }
 
 // A document is BOS, the text and the end, and begins at BOS. If one token is both, it comes once.
+// With packing, BOS is a target only where it is the one token between two documents.
 TEST_F(TokenizeTest, WhatTheTokenizerPutsBeforeATextByAnOption) {
   nlohmann::json json = nlohmann::json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
   const Tokenizer tokenizer = LoadFixture("tiny");
@@ -228,6 +239,8 @@ TEST_F(TokenizeTest, WhatTheTokenizerPutsBeforeATextByAnOption) {
     std::vector<int64_t> found;
     ASSERT_TRUE(data->train.corpus->DocumentStarts(0, data->train.size(), &found).ok());
     EXPECT_EQ(found, starts);
+    EXPECT_EQ(PackedTarget(data->train, starts[1] - 1), behind.empty() ? bos : -1);
+    EXPECT_EQ(PackedTarget(data->train, starts[1] - 2), expected[starts[1] - 1]);
     EXPECT_TRUE(data->tokenizer->marks().begins);
     EXPECT_EQ(data->tokenizer->marks().separator, bos == tokenizer.end_of_text() ? -1 : bos);
   };

@@ -104,14 +104,14 @@ absl::StatusOr<SequenceSampler::Boundaries> SequenceSampler::BoundariesOf(int64_
   if (!options_.packed) return boundaries;
   std::vector<int64_t> starts;
   BURST_RETURN_IF_ERROR(span_.corpus->DocumentStarts(start, end + 1, &starts));
-  const bool separated = span_.corpus->separator() >= 0;
   for (size_t i = 0; i < starts.size(); ++i) {
     const int64_t at = starts[i];
     if (at == start) continue;
     if (at < end) boundaries.starts.push_back(at);
-    // A separator after a separator would teach that a document may be empty.
-    const bool ends_a_document = separated && (i == 0 || starts[i - 1] != at - 1);
-    if (!has_marks && !ends_a_document) boundaries.dropped.push_back(at);
+    if (has_marks) continue;
+    // An end after a first token would teach that a document may be empty.
+    const bool counts = span_.corpus->StartEndsADocument(at) && (i == 0 || starts[i - 1] != at - 1);
+    if (!counts) boundaries.dropped.push_back(at);
   }
   return boundaries;
 }

@@ -39,7 +39,6 @@ class JoinedCorpus : public Corpus {
   }
 
   int64_t size() const override { return size_; }
-  int32_t separator() const override { return spans_[0].corpus->separator(); }
   uint64_t digest() const override { return digest_; }
   int64_t second_document() const override {
     const int64_t second = spans_[0].corpus->second_document() - spans_[0].begin;
@@ -72,14 +71,24 @@ class JoinedCorpus : public Corpus {
           return span.corpus->DocumentStarts(std::max(from, span.begin + 1), to, places);
         });
   }
-  // Documents of a part without marks begin with a token that does not count, unless it is a
-  // separator.
+  // The first token of a part ends nothing, because the token before it is of another part.
+  bool StartEndsADocument(int64_t start) const override {
+    const size_t i = std::upper_bound(begins_.begin(), begins_.end(), start) - begins_.begin() - 1;
+    const TokenSpan& span = spans_[i];
+    return start > begins_[i] && span.corpus->StartEndsADocument(span.begin + start - begins_[i]);
+  }
   absl::Status NotCounted(int64_t begin, int64_t end, std::vector<int64_t>* places) const override {
     return Places(begin, end, places,
                   [](const TokenSpan& span, int64_t from, int64_t to, std::vector<int64_t>* found) {
-                    if (span.corpus->has_marks()) return span.corpus->NotCounted(from, to, found);
-                    if (span.corpus->separator() >= 0) return absl::OkStatus();
-                    return span.corpus->DocumentStarts(from, to, found);
+                    const Corpus& corpus = *span.corpus;
+                    if (from == span.begin) found->push_back(from++);
+                    if (corpus.has_marks()) return corpus.NotCounted(from, to, found);
+                    std::vector<int64_t> starts;
+                    const absl::Status status = corpus.DocumentStarts(from, to, &starts);
+                    for (const int64_t start : starts) {
+                      if (!corpus.StartEndsADocument(start)) found->push_back(start);
+                    }
+                    return status;
                   });
   }
 

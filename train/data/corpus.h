@@ -30,12 +30,11 @@ class Corpus {
   virtual absl::Status DocumentStarts(int64_t begin, int64_t end,
                                       std::vector<int64_t>* starts) const = 0;
 
-  // Returns the token that begins every document, and so ends the one before. It is nowhere else.
-  // -1 means that there is no such token.
-  virtual int32_t separator() const = 0;
+  // Says that the token at `start`, a document's first, is the end of the document before it.
+  virtual bool StartEndsADocument(int64_t /*start*/) const { return false; }
 
   // Says that marks of the tokens decide which of them count in the loss. Otherwise all do, except
-  // that with packed documents the first of a document counts only if it is a separator.
+  // that with packed documents the first of a document counts only if it ends another document.
   virtual bool has_marks() const { return false; }
   // Appends the positions in [begin, end) of tokens that do not count by their marks, increasing.
   virtual absl::Status NotCounted(int64_t /*begin*/, int64_t /*end*/,

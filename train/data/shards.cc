@@ -33,9 +33,9 @@ absl::StatusOr<ShardHeader> ReadHeader(const InputFile& file) {
     return invalid("not a shard: ", bytes, " bytes, shorter than the header of ",
                    kShardHeaderBytes);
   }
-  int32_t numbers[6];
+  int32_t numbers[7];
   BURST_RETURN_IF_ERROR(file.ReadAt(0, sizeof(numbers), numbers));
-  const auto [magic, version, tokens, vocab, end_of_text, marked] = numbers;
+  const auto [magic, version, tokens, vocab, end_of_text, marked, closed] = numbers;
   if (magic != kMagic[0] && magic != kMagic[1]) {
     return invalid("not a shard of llm.c: the magic number is ", magic, ", expected ", kMagic[0],
                    " or ", kMagic[1]);
@@ -62,9 +62,13 @@ absl::StatusOr<ShardHeader> ReadHeader(const InputFile& file) {
   if (marked != 0 && marked != 1) {
     return invalid("the header must have 0 or 1 as its number 5 (marks); got ", marked);
   }
+  if (closed != 0 && closed != 1) {
+    return invalid("the header must have 0 or 1 as its number 6 (ends); got ", closed);
+  }
   header.vocab = vocab;
   header.end_of_text = end_of_text;
   header.marked = marked == 1;
+  header.closed = closed == 1;
   return header;
 }
 
@@ -84,7 +88,8 @@ std::vector<int32_t> ShardHeader::Numbers() const {
   const bool wide = token_bytes == 4;
   numbers[0] = kMagic[wide], numbers[1] = kVersion[wide];
   numbers[2] = static_cast<int32_t>(tokens);
-  numbers[3] = static_cast<int32_t>(vocab), numbers[4] = end_of_text, numbers[5] = marked;
+  numbers[3] = static_cast<int32_t>(vocab), numbers[4] = end_of_text;
+  numbers[5] = marked, numbers[6] = closed;
   return numbers;
 }
 
@@ -248,11 +253,12 @@ class ShardCorpus : public Corpus {
   const std::vector<Shard>& shards() const { return shards_; }
 
   int64_t size() const override { return size_; }
-  int32_t separator() const override { return shards_[0].header().end_of_text; }
   uint64_t digest() const override {
     const ShardHeader& header = shards_[0].header();
+    // Closed documents change a bit that no token has.
+    const uint64_t closed = uint64_t{header.closed} << 40;
     const uint64_t all[] = {scan_.digest, static_cast<uint64_t>(header.vocab),
-                            static_cast<uint64_t>(header.end_of_text)};
+                            static_cast<uint64_t>(header.end_of_text) ^ closed};
     return XXH3_64bits(all, sizeof(all));
   }
   int64_t second_document() const override {
@@ -262,9 +268,7 @@ class ShardCorpus : public Corpus {
   absl::Status Read(int64_t begin, int64_t count, int32_t* out) const override {
     BURST_CHECK(0 <= begin && begin + count <= size_)
         << "tokens [" << begin << ", " << begin + count << ") of " << size_;
-    // Finds the last shard that begins at or before `begin`. Shards after it may be empty.
-    size_t shard = std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin();
-    for (--shard; count > 0; ++shard) {
+    for (size_t shard = ShardOf(begin); count > 0; ++shard) {
       const int64_t offset = begin - begins_[shard];
       const int64_t n = std::min(count, shards_[shard].size() - offset);
       BURST_RETURN_IF_ERROR(Named(shards_[shard].Read(offset, n, out)));
@@ -278,6 +282,10 @@ class ShardCorpus : public Corpus {
     return ForEachMark(begin, end, [&](int64_t at, uint8_t mark) {
       if ((mark & kBegins) != 0) starts->push_back(at);
     });
+  }
+
+  bool StartEndsADocument(int64_t start) const override {
+    return !shards_[ShardOf(start)].header().closed;
   }
 
   bool has_marks() const override {
@@ -301,18 +309,22 @@ class ShardCorpus : public Corpus {
   }
 
  private:
+  // Returns the last shard that begins at or before `place`. Shards after it may be empty.
+  size_t ShardOf(int64_t place) const {
+    return std::upper_bound(begins_.begin(), begins_.end(), place) - begins_.begin() - 1;
+  }
+
   // Calls visit(place, mark) for the tokens [begin, end). A shard without marks has them by its
   // end-of-text tokens.
   template <typename Visit>
   absl::Status ForEachMark(int64_t begin, int64_t end, const Visit& visit) const {
     constexpr int64_t kAtOnce = 1 << 16;
-    const int32_t end_of_text = separator();
+    const int32_t end_of_text = shards_[0].header().end_of_text;
     std::vector<int32_t> tokens;
     std::vector<uint8_t> marks;
     end = std::min(end, size_);
     for (int64_t count; begin < end; begin += count) {
-      const size_t shard =
-          std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin() - 1;
+      const size_t shard = ShardOf(begin);
       const int64_t offset = begin - begins_[shard];
       count = std::min({kAtOnce, end - begin, shards_[shard].size() - offset});
       const MarksFile* const file = shards_[shard].marks();
@@ -323,9 +335,8 @@ class ShardCorpus : public Corpus {
         tokens.resize(count);
         BURST_RETURN_IF_ERROR(Named(shards_[shard].Read(offset, count, tokens.data())));
         marks.clear();
-        for (const int32_t token : tokens) {
-          marks.push_back(token == end_of_text ? kCounts | kBegins : kCounts);
-        }
+        const uint8_t start = shards_[shard].header().closed ? kBegins : kCounts | kBegins;
+        for (const int32_t token : tokens) marks.push_back(token == end_of_text ? start : kCounts);
       }
       for (int64_t i = 0; i < count; ++i) visit(begin + i, marks[i]);
     }

@@ -8,6 +8,7 @@
 //   3          the size of the vocabulary, or 0
 //   4          where that is not 0: the end-of-text token, which starts every document, or -1
 //   5          1: a file of marks belongs to it (token_marks.h); else 0
+//   6          1: documents end with a token of their own, before the next document's first; else 0
 //   tokens     uint16               uint32
 //
 // llm.c writes 0 from the fourth number on and does not read them. It means GPT-2's vocabulary by
@@ -46,6 +47,7 @@ struct ShardHeader {
   int64_t vocab = kGpt2Vocab;
   int32_t end_of_text = kGpt2EndOfText;  // -1: none
   bool marked = false;                   // a file of marks says which tokens count
+  bool closed = false;  // documents end with a token of their own; a start ends none
 
   // Returns version 1's header for a vocabulary of up to 65,536 tokens, otherwise version 7's.
   static ShardHeader For(int64_t vocab, int32_t end_of_text);

@@ -92,8 +92,6 @@ class TextCorpus : public Corpus {
   }
 
   int64_t size() const override { return text_.tokens; }
-  // There is no separator, because the end of text is a document's last token here.
-  int32_t separator() const override { return -1; }
   // The file holds all parts of the data, so the digest includes this part's place.
   uint64_t digest() const override {
     const uint64_t place[] = {file_->checksum(), static_cast<uint64_t>(text_.tokens_at),

@@ -107,6 +107,13 @@ struct Surroundings {
   std::vector<int32_t> before, behind;
 };
 
+ShardHeader HeaderFor(const Tokenizer& tokenizer, const Surroundings& surroundings) {
+  ShardHeader header = ShardHeader::For(tokenizer.vocab(),
+                                        surroundings.before.empty() ? -1 : surroundings.before[0]);
+  header.closed = !surroundings.behind.empty();
+  return header;
+}
+
 // Writes each document with its surroundings. The first documents go to validation.
 class DocumentWriter {
  public:
@@ -114,8 +121,7 @@ class DocumentWriter {
                  const Tokenizer& tokenizer, Surroundings surroundings)
       : surroundings_(std::move(surroundings)),
         val_tokens_(config.val_tokens),
-        header_(ShardHeader::For(tokenizer.vocab(),
-                                 surroundings_.before.empty() ? -1 : surroundings_.before[0])),
+        header_(HeaderFor(tokenizer, surroundings_)),
         train_(folder + "/train", header_, config.shard_tokens),
         val_(folder + "/val", header_, config.shard_tokens) {}
 
@@ -154,7 +160,7 @@ class DocumentWriter {
     const bool ends_another = documents_++ > 0 && !masked_;
     masked_ = masked;
     begins_ = true;
-    first_counts_ = !masked && ends_another && !surroundings_.before.empty();
+    first_counts_ = !masked && ends_another && !surroundings_.before.empty() && !header_.closed;
     return masked ? absl::OkStatus() : Write(surroundings_.before, kCounts);
   }
 

@@ -20,7 +20,6 @@ class BlankCorpus : public Corpus {
  public:
   explicit BlankCorpus(int64_t size) : size_(size) {}
 
-  int32_t separator() const override { return -1; }
   uint64_t digest() const override { return 0; }
   int64_t size() const override { return size_; }
   absl::Status Read(int64_t, int64_t count, int32_t* out) const override {
