@@ -16,32 +16,42 @@ import secrets
 import subprocess
 import sys
 
-import chats  # train/tools/chats.py
+import chat_template  # train/tools/chat_template.py
 
 
 def find_template(options):
     """Returns the chat template of --template, or of the model that --checkpoint names."""
     working = pathlib.Path(os.environ.get("BUILD_WORKING_DIRECTORY", ""))
-    if options.template is not None:
-        return chats.Template(working / options.template)
     model = working / options.checkpoint
     if not model.exists():
         sys.exit(f"error: --checkpoint: no such file or folder: {model}")
     # A run that began with a model keeps its files in a folder of its own.
     folder = model if model.is_dir() else model.parent
     companions = folder / "huggingface"
-    return chats.Template(companions if companions.is_dir() else folder)
+    tokenizer = companions if companions.is_dir() else folder
+    if options.template is None:
+        return chat_template.Template(tokenizer)
+    path = working / options.template
+    own = path if path.is_dir() else path.parent
+    has_tokens = any((own / name).is_file() for name in chat_template.TOKEN_FILES)
+    return chat_template.Template(path, own if has_tokens else tokenizer)
 
 
 def end_of_answer(template):
     """Returns what the template puts behind an answer, such as "<|im_end|>"; "" if it is white space alone."""
     answer = secrets.token_hex(16)
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+    question = {"role": "user", "content": "?"}
+    messages = [question, {"role": "assistant", "content": answer}, question]
     try:
-        text, _ = template.render(messages, {})
-    except chats.BadLine:
+        tail = template.render(messages[:2], {})[0].partition(answer)[2]
+    except chat_template.BadLine:
         return ""
-    return text.partition(answer)[2].strip()
+    try:
+        # The last answer may have an end of its own, and the next message may begin without a space.
+        next_tail = template.render(messages, {})[0].partition(answer)[2]
+        return tail[: chat_template.common_start(tail, next_tail)].strip() or tail.strip()
+    except chat_template.BadLine:
+        return tail.strip()
 
 
 class Model:
@@ -83,6 +93,7 @@ def talk(template, model, system):
     first = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
     shows = sys.stdin.isatty()
+    sys.stdin.reconfigure(errors="replace")  # the model reads UTF-8
     while True:
         try:
             line = input("> " if shows else "")
@@ -98,7 +109,7 @@ def talk(template, model, system):
         messages.append({"role": "user", "content": line})
         try:
             prompt, _ = template.render(messages, {}, add_generation_prompt=True)
-        except chats.BadLine as error:
+        except chat_template.BadLine as error:
             print(f"error: --template: {error}", file=sys.stderr)
             messages.pop()
             continue
