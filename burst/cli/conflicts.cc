@@ -74,8 +74,10 @@ std::string Marked(absl::string_view text) {
 absl::Status ConflictError(const OptionTable& given, const TraitText& one, const TraitText& other,
                            absl::string_view why, absl::string_view advice) {
   const std::string name = NameOf(given, one);
+  const std::string value =
+      advice == kLeaveOut ? absl::StrCat(", or give --", name, "=", given[name].initial) : "";
   return InvalidOption(name, "must be ", one.must_be, " ", Phrase(given, other), ", because ", why,
-                       "; got ", given[name].get(), "; ", advice);
+                       "; got ", given[name].get(), "; ", advice, value);
 }
 
 void AddConflictToHelp(const TraitText& one, const TraitText& other, OptionTable* table) {

@@ -18,6 +18,10 @@
 
 namespace burst {
 
+// The advice for an option that says nothing with the other one. The error adds its default,
+// because a file or a run may have given it.
+inline constexpr char kLeaveOut[] = "leave it out";
+
 // One side of a conflict, as text.
 struct TraitText {
   // The option that makes it true; several, separated by spaces, if each of them can.

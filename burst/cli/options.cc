@@ -74,8 +74,13 @@ absl::StatusOr<int64_t> ParseCount(absl::string_view text) {
 
 absl::Status ParseOption(absl::string_view text, double* value) {
   double number = 0;
-  const bool valid = absl::SimpleAtod(text, &number) && std::isfinite(number);
-  return Parsed(valid, text, number, "a finite number", value);
+  const bool is_number = absl::SimpleAtod(text, &number) && std::isfinite(number);
+  const bool is_hex = text.find_first_of("xX") != absl::string_view::npos;
+  // A number that is rounded to 0 would mean what 0 means.
+  const absl::string_view digits = text.substr(0, text.find_first_of("eE"));
+  const bool underflows =
+      number == 0 && digits.find_first_of("123456789") != absl::string_view::npos;
+  return Parsed(is_number && !is_hex && !underflows, text, number, "a finite number", value);
 }
 
 absl::Status ParseOption(absl::string_view text, bool* value) {
@@ -236,8 +241,27 @@ absl::Status OptionTable::Set(absl::string_view name, absl::string_view text) {
   if (!Has(name)) return Unknown(name);
   Option& option = (*this)[name];
   option.named = true;
+  option.reading = reading_;
   const absl::Status status = option.set(text);
   return status.ok() ? status : InvalidOption(name, status.message());
+}
+
+void OptionTable::EndReading() {
+  for (const std::vector<std::string>& names : alternatives_) {
+    const auto is_given = [&](const std::string& name) {
+      return (*this)[name].reading == reading_;
+    };
+    if (std::none_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return is_given(name) && Given(name); })) {
+      continue;
+    }
+    for (const std::string& name : names) {
+      if (is_given(name)) continue;
+      const Option& option = (*this)[name];
+      BURST_CHECK(option.set(option.initial).ok());
+    }
+  }
+  ++reading_;
 }
 
 absl::Status OptionTable::ParseArguments(int argc, char** argv) {
@@ -271,6 +295,7 @@ absl::Status OptionTable::ParseArguments(int argc, char** argv) {
       return InvalidOption(name, "a value is missing; give --", name, "=VALUE");
     }
   }
+  EndReading();
   return CheckBounds();
 }
 
@@ -288,6 +313,7 @@ absl::Status OptionTable::ParseJson(absl::string_view text, bool saved) {
     if (saved && option != nullptr && option->on_resume == OnResume::kMayChange) continue;
     BURST_RETURN_IF_ERROR(set);
   }
+  EndReading();
   return absl::OkStatus();
 }
 

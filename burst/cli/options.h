@@ -115,6 +115,7 @@ struct Option {
   Scope scope = Scope::kJob;
   bool basic = false;
   bool named = false;  // the command line or a file gave a value
+  int reading = 0;     // the number of the reading that gave it last
 };
 
 // Refers to the fields, which must outlive it.
@@ -131,6 +132,10 @@ class OptionTable {
   void Renamed(absl::string_view before, absl::string_view name) {
     renamed_[std::string(before)] = std::string(name);
   }
+
+  // Names options that say the same in different ways. A file or command line that gives one of
+  // them another value than its default sets those that it does not give to their defaults.
+  void Alternatives(std::vector<std::string> names) { alternatives_.push_back(std::move(names)); }
 
   // Rows that follow are listed under this title.
   void Group(absl::string_view title) { group_ = std::string(title); }
@@ -282,11 +287,15 @@ class OptionTable {
                  std::function<std::string()> get);
   const Option* Find(absl::string_view name) const;
   absl::Status Unknown(absl::string_view name) const;
+  // Ends a reading: the alternatives to what it gave are at their defaults.
+  void EndReading();
 
   std::string group_;
   std::vector<Option> options_;                 // in the order of the help
   std::map<std::string, std::string> removed_;  // advice by name
   std::map<std::string, std::string> renamed_;  // the new name by the old one
+  std::vector<std::vector<std::string>> alternatives_;
+  int reading_ = 1;  // the number of the reading in progress
 };
 
 // Prints `help` or the version if the command line asks for --help or --version. Returns whether it

@@ -156,6 +156,36 @@ TEST(TrainConfig, CommandLineWinsOverTheFile) {
   }
 }
 
+// The last source says how long a run is: the run, a file, the command line. Two lengths in one
+// source contradict each other.
+TEST(TrainConfig, TheLastOfTheAlternativesWins) {
+  const std::string file = Write("length.json", R"({"steps": 11})");
+  const auto config = Resolve({"--config=" + file, "--tokens=100000"});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->tokens, 100000);
+  const auto both = Resolve({"--steps=11", "--tokens=100000"});
+  EXPECT_TRUE(absl::StrContains(both.status().message(), "leave it out, or give --tokens=0"))
+      << both.status();
+
+  const std::string folder = testing::TempDir() + "/length";
+  std::filesystem::create_directories(folder);
+  Write("length/config.json", Resolve({"--tokens=100000"})->ToJson());
+  const auto resume = [&](const std::string& given) {
+    return Resolve({"--resume", "--out=" + folder, given});
+  };
+  const auto steps = resume("--steps=8");
+  ASSERT_TRUE(steps.ok()) << steps.status();
+  EXPECT_EQ(steps->steps, 8);
+  EXPECT_EQ(steps->tokens, 0);
+  const auto epochs = resume("--epochs=2");
+  ASSERT_TRUE(epochs.ok()) << epochs.status();
+  EXPECT_EQ(epochs->epochs, 2);
+  EXPECT_EQ(epochs->tokens, 0);
+  const auto as_before = resume("--steps=-1");
+  ASSERT_TRUE(as_before.ok()) << as_before.status();
+  EXPECT_EQ(as_before->tokens, 100000);
+}
+
 TEST(TrainConfig, AFileMayHaveTheNamesOfEarlierVersions) {
   const auto config = Resolve({"--config=" + Write("before.json", R"({"dropout": 0.25,
       "attention_dropout": 0.5, "attention_softcap": 20, "attention_sinks": true,
@@ -352,6 +382,35 @@ TEST(TrainConfig, ResumeTakesTheRunsConfiguration) {
   EXPECT_EQ(resumed->ranks, 4);
   EXPECT_EQ(resumed->steps, 60);
   EXPECT_TRUE(resumed->CheckResume(run->ToJson()).ok());
+}
+
+// The folder and the wish to continue may stand in the file.
+TEST(TrainConfig, AFileMayNameTheRunToContinue) {
+  const std::string folder = testing::TempDir() + "/named";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const auto run = Resolve({"--seed=3", "--keep=7"});
+  ASSERT_TRUE(run.ok()) << run.status();
+  Write("named/config.json", run->ToJson());
+  const std::string out = R"({"out": ")" + folder + "\"";
+  for (const auto& given :
+       {std::vector<std::string>{"--config=" + Write("a.json", out + "}"), "--resume"},
+        {"--config=" + Write("b.json", out + R"(, "resume": true})")}}) {
+    const auto resumed = Resolve(given);
+    ASSERT_TRUE(resumed.ok()) << resumed.status();
+    EXPECT_TRUE(resumed->resume);
+    EXPECT_EQ(resumed->seed, 3);
+    EXPECT_EQ(resumed->keep, 7);
+  }
+  const std::string automatic = Write("c.json", out + R"(, "resume": "auto"})");
+  EXPECT_FALSE(Resolve({"--config=" + automatic})->resume);
+  Write("named/checkpoint-5.safetensors", "");
+  EXPECT_TRUE(Resolve({"--config=" + automatic})->resume);
+  EXPECT_EQ(Resolve({"--config=" + automatic})->seed, 3);
+  EXPECT_FALSE(Resolve({"--config=" + automatic, "--noresume"})->resume);
+  const auto nested = Resolve({"--config=" + Write("d.json", R"({"config": "a.json"})")});
+  EXPECT_TRUE(absl::StrContains(nested.status().message(), "must not name another file"))
+      << nested.status();
 }
 
 // A mesh that is given says how many ranks there are, or a launcher does.

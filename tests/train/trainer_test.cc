@@ -289,6 +289,31 @@ TEST_F(TrainerTest, ChangedDataIsNotTheRuns) {
   }
 }
 
+// An evaluation reads as many sequences as its batches have, also where a part of a batch is left
+// of the validation data.
+TEST_F(TrainerTest, AnEvaluationHasItsNumberOfBatches) {
+  int runs = 0;
+  const auto loss = [&](int64_t batch, int64_t eval_batches) {
+    TrainConfig options = Options(absl::StrCat("batches", ++runs));
+    options.batch = batch;
+    options.eval_every = 1;
+    options.eval_batches = eval_batches;
+    double result = 0;
+    EXPECT_EQ(WithTrainer(options,
+                          [&](Trainer& trainer) -> absl::Status {
+                            BURST_ASSIGN_OR_RETURN(const auto validation, trainer.Evaluate());
+                            result = validation.value();
+                            return absl::OkStatus();
+                          }),
+              absl::OkStatus());
+    return result;
+  };
+  const double all = loss(4, 0), four = loss(1, 4);
+  EXPECT_GT(std::abs(four - all), 1e-4);
+  EXPECT_NEAR(loss(4, 1), four, 1e-6 * four);
+  EXPECT_EQ(loss(4, 2), all);
+}
+
 // Training drops attention's weights and evaluation does not; a softcap changes both. A rate of 0
 // drops nothing.
 TEST_F(TrainerTest, ChangedScoresInTrainingAndEvaluation) {

@@ -16,21 +16,31 @@ std::vector<std::string> IgnoredFields(const TrainConfig& config) {
 }
 
 absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {
-  TrainConfig config;
-  OptionTable options = TrainOptions(&config);
-  // The first reading of the command line finds the files. The second one overrides what they say.
-  BURST_RETURN_IF_ERROR(options.ParseArguments(argc, argv));
-  const std::string out = ResolvePath(config.out), file = ResolvePath(config.config);
-  const bool has_run = !out.empty() && HoldsCheckpoints(out);
-  config.resume =
-      config.resume_mode == Resume::kYes || (config.resume_mode == Resume::kAuto && has_run);
+  // What the file of options and the command line give, which override the run.
+  TrainConfig asked;
+  OptionTable given = TrainOptions(&asked);
+  BURST_RETURN_IF_ERROR(given.ParseArguments(argc, argv));  // finds the file
+  const std::string named = asked.config, file = ResolvePath(named);
   const auto read_given = [&](OptionTable* table) -> absl::Status {
     if (!file.empty()) {
       const absl::Status status = table->ParseFile(file);
       if (!status.ok()) return InvalidOption("config", status.message());
+      const std::string nested = (*table)["config"].get();
+      if (!nested.empty() && nested != named) {
+        return InvalidOption("config", file, ": must not name another file of options; got ",
+                             nested, "; leave config out of it");
+      }
     }
     return table->ParseArguments(argc, argv);
   };
+  BURST_RETURN_IF_ERROR(read_given(&given));
+
+  TrainConfig config;
+  OptionTable options = TrainOptions(&config);
+  const std::string out = ResolvePath(asked.out);
+  const bool has_run = !out.empty() && HoldsCheckpoints(out);
+  config.resume =
+      asked.resume_mode == Resume::kYes || (asked.resume_mode == Resume::kAuto && has_run);
   if (config.resume && !out.empty()) {
     const absl::Status status = options.ParseFile(out + "/config.json", /*saved=*/true);
     if (!status.ok()) {
@@ -39,9 +49,6 @@ absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {
     }
   }
   BURST_RETURN_IF_ERROR(read_given(&options));
-  TrainConfig defaults;
-  OptionTable given = TrainOptions(&defaults);
-  BURST_RETURN_IF_ERROR(read_given(&given));
   // A mesh that contradicts the run's --ranks says how many ranks there are.
   if (!given.Named("ranks") && !config.MeshMayHave(config.ranks)) config.ranks = -1;
   return config;

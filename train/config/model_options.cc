@@ -84,6 +84,7 @@ void AddRows(TrainConfig* c, OptionTable* t) {
       .Help("Train on sequences of N tokens; the ranks need not divide N.");
   t->Add("window", &c->window)
       .Min(-1)
+      .Max(int64_t{1} << 31)
       .Unit("keys")
       .Help(
           "Let each query see its last N keys, but in the model's full_layers. 0: all. -1: as the "

@@ -33,6 +33,7 @@ void AddSchedule(TrainConfig* c, OptionTable* t) {
       .Max(1e6)
       .MayChange()
       .Help("Visit the training data N times, rounded up to a step. 0: as --steps says.");
+  t->Alternatives({"steps", "tokens", "epochs"});
   t->Add("lr", &c->lr)
       .Basic()
       .Above(0)

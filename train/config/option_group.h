@@ -50,8 +50,6 @@ inline absl::Status OrBurst(const absl::Status& status) {
 using Config = ResolvedConfig;
 using Side = Trait<ResolvedConfig>;
 
-constexpr char kLeaveOut[] = "leave it out";
-
 // These sides have conflicts in several groups.
 inline constexpr Side kOneRank = {"ranks", "on one rank", "more", "--ranks=1",
                                   [](const Config& c) { return c.ranks == 1; }};

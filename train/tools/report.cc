@@ -36,6 +36,8 @@ int Main(int argc, char** argv) {
                                                     "; give runs/a runs/b"));
   }
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
+  if (out.empty()) usage = InvalidOption("out", "must be a file; got ''; give --out=report.html");
+  if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
   const std::string path = ResolvePath(out);
   usage = CheckReplaceable("out", path, "<!doctype html>", "an HTML page");
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);

@@ -20,7 +20,7 @@ int64_t Evaluator::sequences() const {
   const int64_t all = data_.max_evaluation();
   // The comparison counts batches, because the number of their sequences may need more than 64
   // bits.
-  const bool some = config.eval_batches > 0 && config.eval_batches < all / config.batch;
+  const bool some = config.eval_batches > 0 && config.eval_batches <= (all - 1) / config.batch;
   return some ? config.eval_batches * config.batch : all;
 }
 
