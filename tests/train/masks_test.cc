@@ -1,6 +1,8 @@
 // Tests training on tokens of which only some count in the loss, against transformers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -108,6 +110,40 @@ TEST_F(MasksTest, LossesEqualTransformers) {
       ExpectLosses(ranks, expected);
     }
   }
+}
+
+// A step in which no token counts has no loss. It takes a gradient of zero.
+TEST_F(MasksTest, AStepWithoutACountedToken) {
+  const std::vector<int32_t> tokens = fixture_["tokens"];
+  ShardWriter writer(folder_ + "/train", ShardHeader::For(11, -1), /*shard_tokens=*/61);
+  std::vector<uint8_t> marks(tokens.size());
+  std::fill(marks.begin(), marks.begin() + static_cast<int64_t>(marks.size()) / 2, kCounts);
+  ASSERT_EQ(writer.Append(tokens, marks, /*masked=*/true), absl::OkStatus());
+  ASSERT_EQ(writer.Finish(), absl::OkStatus());
+  TrainConfig options = Options(/*packed=*/false);
+  options.batch = options.accumulate = 1;
+  options.steps = 8;
+  const auto data = LoadTrainingData(options.data, options.data, std::nullopt, folder_ + "/cache");
+  ASSERT_TRUE(data.ok()) << data.status();
+  const auto sampler = SequenceSampler::Create(
+      data->train, {options.seqlen, static_cast<uint64_t>(options.seed), /*packed=*/false});
+  ASSERT_TRUE(sampler.ok()) << sampler.status();
+  int without = 0;
+  EXPECT_EQ(WithTrainer(options,
+                        [&](Trainer& trainer) -> absl::Status {
+                          for (int64_t step = 0; step < options.steps; ++step) {
+                            BURST_ASSIGN_OR_RETURN(const StepMetrics row, trainer.Step(step));
+                            const bool counts = *sampler->TrainingTargets(step, 1) > 0;
+                            EXPECT_EQ(std::isnan(row.loss), !counts) << step;
+                            EXPECT_EQ(row.grad_norm > 0, counts) << step;
+                            EXPECT_FALSE(row.skipped) << step;
+                            without += counts ? 0 : 1;
+                          }
+                          return absl::OkStatus();
+                        }),
+            absl::OkStatus());
+  EXPECT_GT(without, 0);
+  EXPECT_LT(without, options.steps);
 }
 
 // A shard whose marks are lost, or belong to other tokens, is refused.

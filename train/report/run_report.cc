@@ -1,5 +1,6 @@
 #include "train/report/run_report.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -204,6 +205,8 @@ void RunReport::Print(const StepMetrics& metrics, bool saved) {
   if (metrics.skipped) {
     console_->Print(
         absl::StrCat("step ", metrics.step, " skipped: its loss or gradient is not finite"));
+  } else if (std::isnan(metrics.loss)) {
+    console_->Print(absl::StrCat("step ", metrics.step, " has no token that counts in the loss"));
   }
   if (metrics.val_loss.has_value()) PrintEvaluation(metrics);
   if (!saved) {

@@ -42,7 +42,9 @@ absl::Status StepRunner::Enqueue(int64_t step, bool follows) {
 
   const Tensor loss_and_norm = Tensor::Empty({2}, DType::kFloat64, config_.device);
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
-  BURST_RETURN_IF_ERROR(ForwardBackward(step * config_.accumulate, config_.accumulate, loss));
+  BURST_ASSIGN_OR_RETURN(const int64_t targets,
+                         ForwardBackward(step * config_.accumulate, config_.accumulate, loss));
+  enqueued_.back().counts = targets > 0;
 
   const ScopedPhase update("update");
   // The last backward has enqueued most of the reduction over ranks.
@@ -69,6 +71,7 @@ absl::StatusOr<StepMetrics> StepRunner::Complete() {
   metrics.loss = loss_and_norm[0];
   metrics.grad_norm = loss_and_norm[1];
   metrics.skipped = !std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm);
+  if (!done.counts) metrics.loss = std::nan("");  // a mean over no targets
 
   const double seconds =
       own.end.SecondsSince(done.follows ? ResultsOf(done.step - 1).end : own.begin);
@@ -85,7 +88,7 @@ absl::StatusOr<bool> StepRunner::CanContinue(int64_t steps) {
   const bool state_is_finite = rank_.IsFinite();
   const Tensor results = Tensor::Empty({2}, DType::kFloat64, config_.device);
   const Tensor loss = results.Slice(0, 0, 1), norm = results.Slice(0, 1, 1);
-  BURST_RETURN_IF_ERROR(ForwardBackward(steps * config_.accumulate, /*count=*/1, loss));
+  BURST_RETURN_IF_ERROR(ForwardBackward(steps * config_.accumulate, /*count=*/1, loss).status());
   BURST_RETURN_IF_ERROR(rank_.FinishGradients(norm));
   BURST_RETURN_IF_ERROR(rank_.comm->Barrier());  // all ranks enqueue before one waits for its GPU
   const std::vector<double> values = results.ToVector<double>();
@@ -94,17 +97,21 @@ absl::StatusOr<bool> StepRunner::CanContinue(int64_t steps) {
   return !ruined;
 }
 
-absl::Status StepRunner::ForwardBackward(int64_t first, int64_t count, const Tensor& loss) {
+absl::StatusOr<int64_t> StepRunner::ForwardBackward(int64_t first, int64_t count,
+                                                    const Tensor& loss) {
   rank_.exchange->BeginStep();
   BURST_ASSIGN_OR_RETURN(const int64_t num_targets,
                          data_.TrainingTargets(first * config_.batch, count * config_.batch));
   const LossTerms terms(1.0 / static_cast<double>(std::max<int64_t>(1, num_targets)),
                         config_.z_loss);
-  if (rank_.pipeline != nullptr) return ForwardBackwardInPipeline(first, count, terms, loss);
+  if (rank_.pipeline != nullptr) {
+    BURST_RETURN_IF_ERROR(ForwardBackwardInPipeline(first, count, terms, loss));
+    return num_targets;
+  }
   for (int64_t i = first; i < first + count; ++i) {
     BURST_RETURN_IF_ERROR(ForwardBackwardOne(i, terms, loss, i == first, i + 1 == first + count));
   }
-  return absl::OkStatus();
+  return num_targets;
 }
 
 // Forward and backward of a micro-batch. This rank's part of its loss goes into `loss`, and its

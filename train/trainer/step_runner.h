@@ -52,6 +52,7 @@ class StepRunner {
     int64_t step = 0;
     double lr = 0;
     bool follows = false;
+    bool counts = true;  // some target of its sequences counts in the loss
   };
   // The most waits of a step that are measured. A step with more, such as one of very many
   // micro-batches, has no exposed_ms.
@@ -76,8 +77,8 @@ class StepRunner {
   StepResults& ResultsOf(int64_t step) { return *results_[step % results_.size()]; }
   // Runs micro-batches [first, first + count), whose numbers count from the begin of the run. The
   // device then computes their loss over all ranks, [1] float64: the mean over all targets of these
-  // micro-batches.
-  absl::Status ForwardBackward(int64_t first, int64_t count, const Tensor& loss);
+  // micro-batches. Returns the number of targets.
+  absl::StatusOr<int64_t> ForwardBackward(int64_t first, int64_t count, const Tensor& loss);
   absl::Status ForwardBackwardOne(int64_t micro_batch, const LossTerms& terms, const Tensor& loss,
                                   bool first, bool last);
   absl::Status ForwardBackwardInPipeline(int64_t first, int64_t count, const LossTerms& terms,
