@@ -118,6 +118,7 @@ void OpenStandardFiles() {
 
 int RunProgram(int (*program)(int, char**), int argc, char** argv) {
   OpenStandardFiles();
+  ::signal(SIGXFSZ, SIG_IGN);  // a file at its limit (ulimit -f) is an error of its write
   std::set_new_handler([] { OutOfMemory(Describe(std::bad_alloc())); });
   std::set_terminate(EndWithException);
   try {

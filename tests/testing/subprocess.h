@@ -62,7 +62,6 @@ class Subprocess {
     setenv("BUILD_WORKING_DIRECTORY", options.folder.c_str(), 1);
     Redirect(STDOUT_FILENO, options.folder + "/stdout" + options.name);
     Redirect(STDERR_FILENO, options.folder + "/stderr" + options.name);
-    signal(SIGXFSZ, SIG_IGN);  // see LimitFiles
     if (options.mpi) {
       // Open MPI must run as root, too, as in a container. Its sockets need a short path.
       setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);

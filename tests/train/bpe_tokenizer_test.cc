@@ -152,6 +152,32 @@ TEST(BpeTokenizer, LongPieces) {
   }
 }
 
+// All bytes have tokens, so fields about others say nothing.
+TEST(BpeTokenizer, FieldsWithoutAMeaningForBytes) {
+  const Tokenizer plain = LoadFixture("tiny");
+  const std::string file =
+      absl::StrReplaceAll(ReadAll(TokenizerFixture("tiny/tokenizer.json")),
+                          {{"\"byte_fallback\":false", "\"byte_fallback\":true"},
+                           {"\"unk_token\":null", "\"unk_token\":\"a\""}});
+  ASSERT_TRUE(absl::StrContains(file, "\"byte_fallback\":true"));
+  const std::string folder = FreshTestFolder();
+  std::ofstream(folder + "/tokenizer.json", std::ios::binary) << file;
+  const auto other = Tokenizer::Load(folder);
+  ASSERT_TRUE(other.ok()) << other.status();
+  for (const char* text : {"A ring of ranks", "\xE4\xB8\xAD \x01", "<unk> a"}) {
+    EXPECT_EQ(TokensOf(*other, text), TokensOf(plain, text));
+  }
+}
+
+// A clone without Git LFS has pointers in place of files.
+TEST(BpeTokenizer, PointersAreNamed) {
+  const std::string folder = FreshTestFolder();
+  for (const char* name : {"/tokenizer.json", "/tokenizer.model"}) {
+    std::ofstream(folder + name) << "version https://git-lfs.github.com/spec/v1\noid sha256:1\n";
+    EXPECT_TRUE(absl::StrContains(Tokenizer::Load(folder).status().message(), "run git lfs pull"));
+  }
+}
+
 // Errors of a file name the place.
 TEST(BpeTokenizer, FilesThatAreWrong) {
   const std::string good = ReadAll(TokenizerFixture("tiny/tokenizer.json"));
@@ -164,8 +190,6 @@ TEST(BpeTokenizer, FilesThatAreWrong) {
       {"\"type\":\"BPE\"", "\"type\":\"Unigram\"", "model \"Unigram\" is not supported"},
       {"\"behavior\":\"Isolated\"", "\"behavior\":\"Removed\"", "behavior Isolated, or Removed"},
       {"\"add_prefix_space\":false", "\"add_prefix_space\":true", "add_prefix_space"},
-      {"\"byte_fallback\":false", "\"byte_fallback\":true", "byte_fallback"},
-      {"\"unk_token\":null", "\"unk_token\":\"a\"", "model.unk_token is not supported"},
       {"\"single_word\":false", "\"single_word\":true", "single_word is not supported"},
       {"\"id\":401", "\"id\":-1", "\"<|endoftext|>\" has no id"},
       {"\"id\":401", "\"id\":9999", "the id 9999 is far beyond"},
@@ -287,6 +311,8 @@ TEST(BpeTokenizer, Gpt2FilesThatAreWrong) {
             folder +
                 "/tokenizer_config.json: tokenizer_class must be GPT2Tokenizer or of its kind; got "
                 "\"Qwen2Tokenizer\"; save the folder with a tokenizer.json");
+  std::ofstream(folder + "/tokenizer_config.json") << R"({"add_prefix_space": true})";
+  EXPECT_TRUE(absl::StrContains(load(encoder, ""), "add_prefix_space must be false; got true"));
   std::ofstream(folder + "/tokenizer_config.json") << R"({"tokenizer_class": "GPT2TokenizerFast"})";
   std::ofstream(folder + "/added_tokens.json") << R"({"<pad>": 381})";
   EXPECT_TRUE(absl::StrContains(load(encoder, ""), "got \"<pad>\" as 381; save"));
@@ -429,16 +455,18 @@ TEST(SplitPattern, ClassesAreThoseOfTokenizers) {
 // Oniguruma, which tokenizers uses, reads these parts otherwise than PCRE2.
 TEST(SplitPattern, PartsThatDifferAreRefused) {
   for (const char* part :
-       {"\\w",    "\\W",     "\\h",     "\\H",     "\\v",     "\\V",           "\\A",
-        "\\G",    "[\\w]",   "^",       "(?m)",    "(?s:",    "(?i-s)",        "{,2}",
-        "{1,3}+", "{2}+",    "{2}?",    "(?i)",    "\\X",     "\\1",           "\\p{Han}",
-        "\\pL",   "\\p{lu}", "\\p{Cn}", "\\p{Mn}", "(?i:SS)", "(?i:\xC3\x9F)", "(?i:\\x{df})"}) {
+       {"\\w",    "\\W",       "\\h",     "\\H",     "\\v",     "\\V",           "\\A",
+        "\\G",    "[\\w]",     "^",       "(?m)",    "(?s:",    "(?i-s)",        "{,2}",
+        "{1,3}+", "{2}+",      "{2}?",    "(?i)",    "\\X",     "\\1",           "\\p{Han}",
+        "\\pL",   "\\p{lu}",   "\\p{Cn}", "\\p{Mn}", "(?i:SS)", "(?i:\xC3\x9F)", "(?i:\\x{df})",
+        "\\xA0",  "[\\x80-a]", "(?#c)"}) {
     const absl::Status status = SplitPattern::Compile(absl::StrCat("a", part, "b)|.")).status();
     EXPECT_TRUE(absl::StrContains(status.message(), "which is not supported"))
         << part << ": " << status;
   }
-  for (const char* pattern : {"(?i:a)", "(?i)a", "a{1,3}", "a{2,}?", "a{2}", "\\x{61}+", "a++",
-                              "\\d", "(?=a)a", "[\\^$]", "\\^", "\\$", "[a{,2}]"}) {
+  for (const char* pattern :
+       {"(?i:a)", "(?i)a", "a{1,3}", "a{2,}?", "a{2}", "\\x{61}+", "a++", "\\d", "(?=a)a", "[\\^$]",
+        "\\^", "\\$", "[a{,2}]", "[^\\x00-\\x7F]", "\\x{e9}"}) {
     EXPECT_EQ(SplitPattern::Compile(pattern).status(), absl::OkStatus()) << pattern;
   }
 }

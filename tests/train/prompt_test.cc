@@ -200,6 +200,11 @@ TEST(TemplateBeginning, FormsOfPostProcessor) {
         std::pair(R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}]})",
                   "the token x has no ids"),
         std::pair(R"({"type": "TemplateProcessing", "single": [3]})", "neither a token nor a text"),
+        std::pair(R"({"type": "TemplateProcessing", "single": []})", "'single' has no text"),
+        std::pair(
+            R"({"type": "Sequence", "processors": [{"type": "BertProcessing", "cls": ["x", 1]},
+                                                         {"type": "BertProcessing", "cls": ["y", 2]}]})",
+            "two parts that put tokens before a text"),
         std::pair(R"({"type": "BertProcessing", "cls": ["x", -1]})", "has no id"),
         std::pair("7", "is not supported")}) {
     EXPECT_THAT(std::string(of(processor).status().message()), HasSubstr(says)) << processor;

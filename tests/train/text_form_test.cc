@@ -106,7 +106,17 @@ TEST(TextForm, WhatIsNotSupportedIsNamed) {
   const Json removes = {{"type", "Split"}, {"pattern", {{"Regex", "a"}}}, {"behavior", "Removed"}};
   refused("tiny", cut_by(removes), "the behavior Isolated, or Removed and invert");
   refused("tiny", cut_by({{"type", "Punctuation"}}), "pre_tokenizer \"Punctuation\"");
-  refused("tiny_llama2", {{"pre_tokenizer", byte_level}}, "pre_tokenizer \"ByteLevel\"");
+  refused("tiny", {{"pre_tokenizer", nullptr}}, "pre_tokenizer must be a ByteLevel");
+  refused("tiny_llama2", {{"pre_tokenizer", byte_level}}, "is not supported with a ByteLevel");
+  const Json prepend = {{"type", "Prepend"}, {"prepend", "\u2581"}};
+  refused("tiny_llama2",
+          {{"normalizer", {{"type", "Sequence"}, {"normalizers", {prepend, prepend}}}}},
+          "a second Prepend");
+  const Json metaspace = {{"type", "Metaspace"}, {"replacement", "\u2581"}};
+  refused("tiny_llama2",
+          {{"normalizer", nullptr},
+           {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {metaspace, metaspace}}}}},
+          "a second Metaspace");
   refused("tiny_llama2", {{"normalizer", {{"type", "Lowercase"}}}}, "normalizer \"Lowercase\"");
   refused("tiny_llama2", {{"normalizer", nullptr}}, "U+2581 for spaces only");
 }

@@ -119,6 +119,10 @@ absl::Status CheckIsGpt2(const std::string& folder) {
   if (!fs::exists(path, error)) return absl::OkStatus();
   BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxTokenizerBytes));
   const nlohmann::json config = ParseJson(text).value_or(nlohmann::json());
+  if (Get(config, "add_prefix_space") == true) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": add_prefix_space must be false; got true; give another tokenizer"));
+  }
   const nlohmann::json& kind = Get(config, "tokenizer_class");
   if (!kind.is_string()) return absl::OkStatus();
   const std::string name = kind;
@@ -246,6 +250,10 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     }
   }
   BURST_ASSIGN_OR_RETURN(std::string text, ReadFile(file, kMaxTokenizerBytes));
+  if (absl::StartsWith(text, "version https://git-lfs")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        file, ": must be a tokenizer; got a pointer to one of Git LFS; run git lfs pull"));
+  }
   // A JSON object begins with a brace. The fields of a protocol buffer do not.
   const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{");
   if (!is_json && IsTiktokenFile(text)) {

@@ -7,6 +7,8 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -217,8 +219,18 @@ WeightDType DefaultDType(const std::string& companions) {
 
 }  // namespace
 
-absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
-                               const ExportOptions& options) {
+namespace {
+
+// Returns the names of files that an export may make, but for the numbered ones of its weights.
+std::vector<std::string> NamesOfExport() {
+  std::vector<std::string> names = {"config.json", "model.safetensors",
+                                    "model.safetensors.index.json"};
+  names.insert(names.end(), CompanionNames().begin(), CompanionNames().end());
+  return names;
+}
+
+absl::Status WriteExport(const std::string& checkpoint, const std::string& out,
+                         const ExportOptions& options) {
   BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(checkpoint));
   BURST_ASSIGN_OR_RETURN(const CheckpointReader file, CheckpointReader::Open(checkpoint));
   const std::vector<std::string> names = file.names();
@@ -236,10 +248,7 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
                          ConfigJson(info, companions, NameOf(dtype.dtype, kWeightDTypes)));
   const fs::path folder = out;
   // A tokenizer that is there would be replaced, or stay and belong to the export.
-  std::vector<const char*> made = {"config.json", "model.safetensors",
-                                   "model.safetensors.index.json"};
-  made.insert(made.end(), CompanionNames().begin(), CompanionNames().end());
-  for (const char* name : made) {
+  for (const std::string& name : NamesOfExport()) {
     std::error_code error;
     if (!fs::exists(folder / name, error)) continue;
     return absl::FailedPreconditionError(
@@ -277,6 +286,40 @@ absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string&
                                               index.dump(2) + "\n"));
   }
   return WriteFileAtomically((folder / "config.json").string(), config);
+}
+
+// Returns the files of an export that a folder holds.
+std::set<fs::path> FilesOfExport(const std::string& folder) {
+  std::error_code error;
+  std::set<fs::path> files;
+  for (const std::string& name : NamesOfExport()) {
+    const fs::path file = fs::path(folder) / name;
+    if (fs::exists(file, error)) files.insert(file);
+  }
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_numbered =
+        absl::StartsWith(name, "model-") && absl::EndsWith(name, ".safetensors");
+    if (is_numbered) files.insert(entry.path());
+  }
+  return files;
+}
+
+}  // namespace
+
+absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
+                               const ExportOptions& options) {
+  std::error_code error;
+  const bool is_new = !fs::exists(out, error);
+  const std::set<fs::path> before = FilesOfExport(out);
+  const absl::Status status = WriteExport(checkpoint, out, options);
+  if (status.ok()) return status;
+  // A part of an export would stand in the way of another try.
+  for (const fs::path& made : FilesOfExport(out)) {
+    if (before.count(made) == 0) fs::remove(made, error);
+  }
+  if (is_new) fs::remove(out, error);
+  return status;
 }
 
 }  // namespace burst

@@ -17,7 +17,7 @@ namespace burst {
 struct StepMetrics {
   int64_t step = 0;    // 1 for the first
   int64_t tokens = 0;  // tokens seen so far, with this step's
-  double loss = 0;     // the mean over the step's targets, before its update; in nats; NaN: none
+  double loss = 0;     // mean over targets before the update, in nats; NaN: no target counts
   double lr = 0;
   double grad_norm = 0;  // before clipping
   double tokens_per_second = 0;

@@ -152,9 +152,16 @@ absl::Status TrainProcess(const ResolvedConfig& config, const RunCheck& check, C
   BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareRun(config, check, &processes));
   if (setup.finished) return absl::OkStatus();
   const ScopedThreadPool pool(setup.config.threads);
+  const StopsBetweenSteps asks;
   const absl::Status status = TrainRank(setup, comm);
-  if (!status.ok()) comm->Abort(status);
-  return status;
+  if (!status.ok()) {
+    comm->Abort(status);
+    return status;
+  }
+  // Rank 0 may still write the last checkpoint. Launchers kill it when another process ends with
+  // the code of a signal.
+  const ScopedPhase phase("exit");
+  return AgreeOn(absl::OkStatus(), comm);
 }
 
 absl::Status TrainOverMpi(const ResolvedConfig& config, const RunCheck& check) {
@@ -163,11 +170,7 @@ absl::Status TrainOverMpi(const ResolvedConfig& config, const RunCheck& check) {
     return InvalidOption("comm", "mpi must have a process for each of the ", config.ranks,
                          " ranks; got ", mpi->world_size(), "; start them by mpirun");
   }
-  BURST_RETURN_IF_ERROR(TrainProcess(config, check, mpi.get()));
-  // MPI's own end also waits for all ranks, but nothing watches it.
-  const ScopedRankProgress progress(mpi->rank());
-  const ScopedPhase phase("exit");
-  return AgreeOn(absl::OkStatus(), mpi.get());
+  return TrainProcess(config, check, mpi.get());
 }
 
 absl::Status TrainOverTcp(const ResolvedConfig& config, const RunCheck& check,

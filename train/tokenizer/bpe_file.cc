@@ -47,7 +47,8 @@ class Reader {
     if (!json->is_object()) return InvalidField("it must be a JSON object");
     const Json& model = Get(*json, "model");
     BURST_ASSIGN_OR_RETURN(const bool fallback, GetBool(model, "byte_fallback", false, "model"));
-    file_.of_bytes = !fallback;
+    // With a ByteLevel no character is without a token, so byte_fallback says nothing there.
+    file_.of_bytes = !fallback || HasByteLevel(Get(*json, "pre_tokenizer"));
     BURST_ASSIGN_OR_RETURN(file_.form, ReadTextForm(*json, file_.of_bytes));
     const std::string decoder = TypeOf(Get(*json, "decoder"));
     if (file_.of_bytes && decoder != "ByteLevel" && !Get(*json, "decoder").is_null()) {
@@ -60,6 +61,12 @@ class Reader {
   }
 
  private:
+  static bool HasByteLevel(const Json& pre_tokenizer) {
+    const Json& parts = Get(pre_tokenizer, "pretokenizers");
+    return TypeOf(pre_tokenizer) == "ByteLevel" ||
+           (parts.is_array() && std::any_of(parts.begin(), parts.end(), HasByteLevel));
+  }
+
   absl::Status CheckModel(const Json& model) {
     const std::string type = TypeOf(model);
     if (!model.is_object()) return InvalidField("it has no model");
@@ -67,9 +74,6 @@ class Reader {
       return InvalidField("model ", Shown(type), " is not supported; only BPE is");
     }
     if (!Get(model, "dropout").is_null()) return InvalidField("model.dropout is not supported");
-    if (file_.of_bytes && !Get(model, "unk_token").is_null()) {
-      return InvalidField("model.unk_token is not supported");
-    }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const Json& value = Get(model, key);
       if (!value.is_null() && value != "") return InvalidField("model.", key, " is not supported");
@@ -159,6 +163,7 @@ class Reader {
   void ReadPieceOfCharacters(const std::string& name, int32_t id) {
     uint32_t byte = 0;
     if (name.size() == 6 && absl::StartsWith(name, "<0x") && name[5] == '>' &&
+        name.find_first_not_of("0123456789ABCDEF", 3) == 5 &&
         absl::SimpleHexAtoi(name.substr(3, 2), &byte)) {
       file_.byte_ids.resize(256, -1);
       file_.byte_ids[byte] = id;

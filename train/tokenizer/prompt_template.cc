@@ -50,7 +50,7 @@ absl::Status AppendTemplate(const Json& processor, std::vector<int32_t>* tokens)
     }
     for (const Json& id : ids) BURST_RETURN_IF_ERROR(AppendId(id, tokens));
   }
-  return absl::OkStatus();
+  return Invalid("'single' has no text");
 }
 
 absl::Status AppendBeginning(const Json& processor, std::vector<int32_t>* tokens) {
@@ -64,7 +64,11 @@ absl::Status AppendBeginning(const Json& processor, std::vector<int32_t>* tokens
   }
   if (type == "Sequence" && Get(processor, "processors").is_array()) {
     for (const Json& part : Get(processor, "processors")) {
+      const size_t before = tokens->size();
       BURST_RETURN_IF_ERROR(AppendBeginning(part, tokens));
+      if (before > 0 && tokens->size() > before) {
+        return Invalid("two parts that put tokens before a text are not supported");
+      }
     }
     return absl::OkStatus();
   }

@@ -100,6 +100,7 @@ class Translator {
   absl::Status CheckOutsideOfClasses() const {
     const absl::string_view rest = in_.substr(at_);
     if (rest[0] == '^') return NotSupported("the anchor ^");
+    if (absl::StartsWith(rest, "(?#")) return NotSupported("a comment");
     if (absl::StartsWith(rest, "(?")) {
       const size_t end =
           rest.find_first_not_of("-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", 2);
@@ -155,6 +156,11 @@ class Translator {
       }
     }
     size_t end = std::min(at_ + 2, in_.size());
+    // From 80 on, Oniguruma's \x with two digits is a byte of UTF-8.
+    const bool is_high = kind == 'x' && end + 1 < in_.size() &&
+                         absl::ascii_isxdigit(in_[end + 1]) &&
+                         absl::StrContains("89abcdefABCDEF", in_[end]);
+    if (is_high) return NotSupported(in_.substr(at_, 4));
     if (kind == 'x' && in_.substr(end, 1) == "{")
       end = std::min(in_.find('}', end), in_.size() - 1) + 1;
     absl::StrAppend(&out_, in_.substr(at_, end - at_));

@@ -45,7 +45,7 @@ class Reader {
       for (const Json& part : parts) BURST_RETURN_IF_ERROR(ReadCut(part));
       BURST_RETURN_IF_ERROR(ReadByteLevel(last));
       if (form_.normalizer_marks.any()) {
-        return InvalidField("normalizer: U+2581 for spaces is supported with byte_fallback only");
+        return InvalidField("normalizer: U+2581 for spaces is not supported with a ByteLevel");
       }
       return std::move(form_);
     }
@@ -81,6 +81,9 @@ class Reader {
     if (type == "NFC") {
       form_.nfc = true;
     } else if (type == "Prepend" && Get(json, "prepend") == std::string(kSpaceMark)) {
+      if (form_.normalizer_marks.prefix != SpaceMarks::Prefix::kNone) {
+        return InvalidField("normalizer: a second Prepend is not supported");
+      }
       form_.normalizer_marks.prefix = SpaceMarks::Prefix::kEachPart;
     } else if (type == "Replace" && Get(Get(json, "pattern"), "String") == " " &&
                Get(json, "content") == std::string(kSpaceMark)) {
@@ -99,7 +102,9 @@ class Reader {
     if (type == "Digits") {
       BURST_ASSIGN_OR_RETURN(const bool single,
                              GetBool(json, "individual_digits", false, "pre_tokenizer"));
-      form_.splits.push_back({single ? "\\p{N}" : "\\p{N}+"});
+      // The library tokenizers has its numbers from Rust, whose Unicode is newer than PCRE2's.
+      constexpr char kNumber[] = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
+      form_.splits.push_back({absl::StrCat(kNumber, single ? "" : "+")});
       return absl::OkStatus();
     }
     if (type != "Split") {
@@ -126,6 +131,9 @@ class Reader {
 
   absl::Status ReadByteLevel(const Json& json) {
     const std::string type = TypeOf(json);
+    if (json.is_null()) {
+      return InvalidField("pre_tokenizer must be a ByteLevel, alone or at the end; got none");
+    }
     if (type != "ByteLevel") {
       return InvalidField("pre_tokenizer ", Shown(type),
                           " is not supported; only ByteLevel is, alone or after Split and Digits");
@@ -148,6 +156,9 @@ class Reader {
     if (type != "Metaspace" || Get(json, "replacement") != std::string(kSpaceMark)) {
       return InvalidField("pre_tokenizer ", Shown(type),
                           " is not supported with byte_fallback; only Metaspace is");
+    }
+    if (form_.marks.replace) {
+      return InvalidField("pre_tokenizer: a second Metaspace is not supported");
     }
     BURST_ASSIGN_OR_RETURN(form_.cuts_at_marks, GetBool(json, "split", true, "pre_tokenizer"));
     BURST_ASSIGN_OR_RETURN(const bool adds,
