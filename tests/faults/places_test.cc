@@ -123,6 +123,23 @@ TEST_F(Places, ARankThatIsKilledWhileAnotherSaves) {
   ExpectContinues("run", straight_);
 }
 
+// A rank does not end before the last save is written, also if it is asked to. Launchers kill the
+// others when a process ends with the code of a signal.
+TEST_F(Places, AllRanksWaitForTheLastSave) {
+  Ranks processes(folder_, "run", ranks, Command(Plus(options_, {"--out=run"})));
+  processes.StartAndPause(0, "write 24 3");
+  SleepMs(300);  // time to end
+  processes[1].Signal(SIGTERM);
+  SleepMs(300);
+  for (int rank = 0; rank < ranks; ++rank) EXPECT_FALSE(processes[rank].Ended()) << rank;
+  EXPECT_LT(SavedStep("run"), 24);
+  processes.GoOn();
+  for (int rank = 0; rank < ranks; ++rank) {
+    EXPECT_EQ(EndOf(processes[rank]).exit_code, rank == 1 ? 128 + SIGTERM : 0) << rank;
+  }
+  EXPECT_EQ(SavedStep("run"), 24);
+}
+
 // If later steps ruin the model while a save is written, that save is the last one, and it is
 // complete.
 TEST_F(Places, DivergenceWhileACheckpointIsWritten) {

@@ -147,6 +147,25 @@ TEST_F(HuggingFaceCli, ErrorsAreOneSentence) {
 }
 
 // A set of several ranks' files is exported like one file, and a run starts from it.
+// What an export has written is gone if it fails. Files of others stay.
+TEST_F(HuggingFaceCli, AFailedExportCanBeRepeated) {
+  ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--out=run"}));
+  for (const bool is_new : {true, false}) {
+    if (!is_new) {
+      fs::create_directory(Path("home"));
+      Write("home/notes.txt", "mine");
+    }
+    const Result failed = Subprocess({"/bin/sh", "-c", "ulimit -f 40; exec \"$0\" \"$@\"",
+                                      ProgramPath("train/tools/export"), "run", "--out=home"},
+                                     {folder_})
+                              .Wait();
+    ExpectError(failed, 1, {"home/", "File too large"});
+    EXPECT_EQ(fs::exists(Path("home")), !is_new);
+    EXPECT_EQ(Names("home", "", ""), std::vector<std::string>(is_new ? 0 : 1, "notes.txt"));
+  }
+  ExpectSuccess(Run("export", {"run", "--out=home"}));
+}
+
 TEST_F(HuggingFaceCli, ASetIsExportedAndStartedFrom) {
   const std::vector<std::string> options = {"--steps=4", "--eval_every=0", "--ranks=2"};
   const auto with = [&](std::vector<std::string> more) {
