@@ -9,8 +9,8 @@ from torch import Tensor
 
 from . import _ranks
 from . import _transformers_models as models
-from ._transformers import Served, _meet, check_arguments, check_version, put
-from ._transformers_positions import rows_of
+from ._transformers import Served, check_arguments, check_version, put
+from ._transformers_positions import check_rising, rows_of
 from .layout import positions
 
 _LAYOUTS = ("zigzag", "contiguous", "striped")  # in which tokens do not depend on a layer's mask
@@ -37,6 +37,7 @@ class ContextParallel:
         """
         base = _base(model)
         _check_model(base)
+        self._served.windows = {0, getattr(base.config.get_text_config(), "sliding_window", None) or 0}
         base.set_attn_implementation(self.name)
 
     def shard(self, batch: Mapping[str, Any], factor: float = 1.0) -> Dict[str, Any]:
@@ -44,8 +45,8 @@ class ContextParallel:
 
         Args:
             batch (dict): input_ids [rows, tokens]; optional: labels, attention_mask, position_ids, cu_seq_lens_q and
-                others of transformers' keywords. Positions that start again, or cu_seq_lens_q, are packed documents.
-                Padding is left or right of a row's tokens.
+                others of transformers' keywords. Without a mask, positions that do not follow one another are packed
+                documents, as in one process; so are the bounds in cu_seq_lens_q.
             factor (float): what the caller multiplies the model's loss by before DDP or FSDP take the mean.
 
         Returns:
@@ -53,14 +54,14 @@ class ContextParallel:
             ranks' losses is the mean over all labels.
 
         Raises:
-            ValueError: the batch has padding between tokens, or differs between ranks.
+            ValueError: the batch is not served, and the text names what; or it differs between ranks.
         """
         batch = dict(batch)
         first = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
         if first is None:
             raise ValueError("input_ids: must be in the batch; got %s" % sorted(batch))
         rows, n = first.shape[:2]
-        documents = _documents(batch, rows, n, first.device)
+        documents, kept = _documents(batch)
         at = batch.get("position_ids")
         if at is None:
             batch["position_ids"] = torch.arange(n, device=first.device).expand(rows, n)
@@ -71,7 +72,7 @@ class ContextParallel:
             batch["num_items_in_batch"] = count * factor / _ranks.size_of(self.group)
         self._check_equal(first)
         own = positions(n, self.group, self._layout, first.device)
-        self._served.update(seqlen=n, documents=documents)
+        self._served.update(kept, seqlen=n, documents=documents)
         self._served.own = own
         batch.setdefault("use_cache", False)
         return {name: value[:, own] if _is_of_tokens(value, rows, n) else value for name, value in batch.items()}
@@ -101,35 +102,26 @@ def _is_of_tokens(value, rows, n):
     return isinstance(value, Tensor) and value.dim() >= 2 and value.shape[0] in (1, rows) and value.shape[1] == n
 
 
-def _documents(batch, rows, n, device):
-    """Returns rows of document starts, or None, from the keywords that describe whole sequences, and removes those.
-
-    Padding becomes a document, so that no token sees it."""
-    mask = batch.pop("attention_mask", None)
-    bounds = batch.get("cu_seq_lens_q")
+def _documents(batch):
+    """Takes the keywords of whole sequences out of a batch. Returns rows of document starts, and bool [rows, tokens] that
+    is false at padding; each may be None. As in one process, a mask decides before positions do."""
+    mask, bounds, at = batch.pop("attention_mask", None), batch.get("cu_seq_lens_q"), batch.get("position_ids")
     for name in _OF_WHOLE:
         batch.pop(name, None)
-    found = None
-    at = batch.get("position_ids")
-    if bounds is not None:
-        found = rows_of({"cu_seqlens": bounds})
-    elif at is not None and (mask is None or bool(mask.all())):
-        starts = (at[:, 1:] != at[:, :-1] + 1).cpu()
-        if bool(starts.any()):
+    found = None if bounds is None else rows_of({"cu_seqlens": bounds})
+    if mask is None:
+        starts = None if at is None or found is not None else (at[:, 1:] != at[:, :-1] + 1).cpu()
+        if starts is not None and bool(starts.any()):
             found = tuple((0, *(row.nonzero()[:, 0] + 1).tolist()) for row in starts)
-    if mask is None or bool(mask.all()):
-        return found
+        return found, None
     if mask.dim() != 2:
         raise ValueError("attention_mask: must be [rows, tokens] of padding; got the shape %s; leave it out, and pack "
                          "documents" % list(mask.shape))
-    padding = []
-    for row in mask.bool().cpu():
-        real = row.nonzero()[:, 0].tolist() or [0]
-        if real[-1] - real[0] + 1 != len(real):
-            raise ValueError("attention_mask: padding must be left or right of a row's tokens; got padding between them; "
-                             "pack the documents")
-        padding.append(tuple(sorted({0, real[0], *([real[-1] + 1] if real[-1] + 1 < n else [])})))
-    return _meet(tuple(padding), found)
+    if not bool(mask.all()):
+        return found, mask.bool().cpu()
+    if at is not None and found is None:
+        check_rising(at)
+    return found, None
 
 
 def _base(model):

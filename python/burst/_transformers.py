@@ -144,12 +144,12 @@ class Served:
 
     registered: the attention's name in transformers, which put() sets. version: an object that update() replaces.
     own: the positions of this rank's tokens, int64 [tokens], where the caller has cut the batch itself. They are then
-    not checked."""
+    not checked. windows: those of layers whose masks of padding graphs will need."""
 
     def __init__(self, group, layout, arguments, name=None):
         self.group, self._layout, self._arguments = group, layout, arguments
         self.ranks = size_of(group)  # here, because torch 2.11 does not trace it
-        self.own, self._name, self.registered = None, name, None
+        self.own, self._name, self.registered, self.windows = None, name, None, (0,)
         self._positions = Positions(group, layout, arguments)
         self._masks, self._lengths, self._packings, self._ends = Seen(), Seen(), Seen(), Seen()
         self.update()
@@ -163,8 +163,10 @@ class Served:
         """Takes the bounds of the whole sequence's documents for the calls that follow."""
         self.update(cu_seqlens=tuple(bounds))
 
-    def update(self, **given):
-        """Takes arguments for the calls that follow. A graph does not keep them as constants."""
+    def update(self, kept=None, **given):
+        """Takes arguments for the calls that follow. A graph does not keep them as constants.
+
+        kept: bool [rows, tokens of the whole sequence] on the CPU, false at keys that are padding, or None."""
         self._arguments, self.version = {**self._arguments, **given}, object()
         for name in ("documents", "cu_seqlens"):  # here, because a GPU would wait in each layer, and lists may change
             value = self._arguments.get(name)
@@ -178,6 +180,9 @@ class Served:
             rows, self._is_read = None, False
         self._packed = None if rows is None else Frozen(rows)
         self._positions.arguments = self._arguments
+        self._kept, self._shown = kept, {}
+        for window in () if kept is None else self.windows:  # here, because a graph cannot compute it
+            self._without_padding(True, window, 0, rows)
 
     def forward(self, module, query, key, value, attention_mask, *more, position_ids=None, **given):
         """Computes a layer's attention, with the arguments of transformers' attention functions."""
@@ -204,7 +209,10 @@ class Served:
                     self._positions.check(at, lengths[0], documents, mask.causal, mask.window,
                                           models.first_position(module))
                 self._check_rope(module, at, lengths[0], documents, ranks)
-            if mask.chunk:
+            if self._kept is not None:
+                mask = self._without_padding(mask.causal, mask.window, mask.chunk, documents)
+                documents = mask.packed
+            elif mask.chunk:
                 documents = self._chunks(documents, mask.chunk)
             elif ranks == 1 and documents is None and mask.slices is None and mask.window != 1:
                 self._check_packing(position_ids)  # a window of one token keeps all documents apart
@@ -304,6 +312,20 @@ class Served:
                 masks.require_in_graph(position_ids.max() + 1 >= least, text)
             elif self._ends.of(_end_of, position_ids) < least:
                 raise ValueError(text)
+
+    def _without_padding(self, causal, window, chunk, documents):
+        """Returns the Mask that one process has: padding's keys are hidden, and chunks begin after padding at the left."""
+        key = causal, window, chunk
+        if key not in self._shown:
+            if is_compiling():
+                raise ValueError(masks.TRACED)
+            if chunk:
+                firsts = self._kept.long().argmax(1).tolist()
+                documents = self._chunks(_meet(documents, tuple((0, first) for first in firsts)), chunk)
+            self._shown[key] = masks.of_padding(causal, window, documents, self._kept)
+        if self._shown[key].refusal is not None:
+            raise ValueError(self._shown[key].refusal)
+        return self._shown[key]
 
     def _chunks(self, documents, chunk):
         """Returns documents that start at every chunk of the sequence, or of each of its documents (Llama 4)."""

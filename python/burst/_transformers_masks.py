@@ -96,6 +96,21 @@ def of_intervals(low, high, name):
         return Mask((n, n), refusal=_UNSERVED % (name, error))
 
 
+def of_padding(causal, window, documents, kept):
+    """Returns the Mask of documents, rows of starts or None, in which a key is seen only where `kept`, [rows, n], is
+    true."""
+    rows, n = kept.shape
+    at, back = torch.arange(n, device="cpu"), window - 1 if window else n
+    found = []
+    for row in range(rows):
+        starts = () if documents is None else documents[row % len(documents)]
+        bounds = torch.tensor(sorted({0, *starts, n}), device="cpu")
+        of = torch.bucketize(at, bounds, right=True)
+        low, high = torch.maximum(bounds[of - 1], at - back), torch.minimum(bounds[of], at + 1 + (0 if causal else back))
+        found.append(_intervals.keep_keys(low, high, kept[row]))
+    return of_intervals([low for low, _ in found], [high for _, high in found], "padding")
+
+
 def _one_row(rows):
     return rows[:1] if rows is not None and len(set(rows)) == 1 else rows
 
