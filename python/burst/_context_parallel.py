@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _ranks
 from . import _transformers_models as models
+from ._arguments import shown
 from ._transformers import Served, check_arguments, check_version, put
 from ._transformers_positions import check_rising, rows_of
 from .layout import positions
@@ -16,6 +17,11 @@ from .layout import positions
 _LAYOUTS = ("zigzag", "contiguous", "striped")  # in which tokens do not depend on a layer's mask
 _IGNORED = -100  # the label of a token without a loss
 _OF_WHOLE = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+# The keywords that have a value for each token, with what to do where a value has another form.
+_OF_TOKENS = {"input_ids": "pass whole rows as a tensor", "inputs_embeds": "pass whole rows as a tensor",
+              "labels": "pass whole rows as a tensor", "shift_labels": "pass whole rows as a tensor",
+              "attention_mask": "leave it out, and pack documents",
+              "position_ids": "leave it out, because positions of images (mRoPE) are not served"}
 _NUMBER = 0  # of implementations that were registered
 
 
@@ -57,9 +63,7 @@ class ContextParallel:
             ValueError: the batch is not served, and the text names what; or it differs between ranks.
         """
         batch = dict(batch)
-        first = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
-        if first is None:
-            raise ValueError("input_ids: must be in the batch; got %s" % sorted(batch))
+        first = _checked(batch)
         rows, n = first.shape[:2]
         documents, kept = _documents(batch)
         at = batch.get("position_ids")
@@ -102,6 +106,25 @@ def _is_of_tokens(value, rows, n):
     return isinstance(value, Tensor) and value.dim() >= 2 and value.shape[0] in (1, rows) and value.shape[1] == n
 
 
+def _checked(batch):
+    """Returns the tensor of a batch's tokens. Raises ValueError for a batch that cannot be cut."""
+    first = next((name for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+    if first is None:
+        raise ValueError("input_ids: must be in the batch; got %s" % sorted(batch))
+    whole = getattr(batch[first], "shape", ())[:2]
+    for name, instead in _OF_TOKENS.items():
+        value, dims = batch.get(name), 3 if name == "inputs_embeds" else 2
+        allowed = (whole, (1, *whole[1:])) if name == "position_ids" else (whole,)
+        if value is not None and not (isinstance(value, Tensor) and value.dim() == dims and value.shape[:2] in allowed):
+            raise ValueError("%s: must be a tensor [rows, tokens%s] like %s; got %s; %s" % (
+                name, ", hidden" if dims == 3 else "", first, shown(value), instead))
+    for name, value in batch.items():
+        if name.startswith("pixel_values") and value is not None:
+            raise ValueError("%s: must be left out, because the tokens of an image may be on several ranks; got %s; pass "
+                             "inputs_embeds, with the images in them" % (name, shown(value)))
+    return batch[first]
+
+
 def _documents(batch):
     """Takes the keywords of whole sequences out of a batch. Returns rows of document starts, and bool [rows, tokens] that
     is false at padding; each may be None. As in one process, a mask decides before positions do."""
@@ -114,9 +137,6 @@ def _documents(batch):
         if starts is not None and bool(starts.any()):
             found = tuple((0, *(row.nonzero()[:, 0] + 1).tolist()) for row in starts)
         return found, None
-    if mask.dim() != 2:
-        raise ValueError("attention_mask: must be [rows, tokens] of padding; got the shape %s; leave it out, and pack "
-                         "documents" % list(mask.shape))
     if not bool(mask.all()):
         return found, mask.bool().cpu()
     if at is not None and found is None:
@@ -142,7 +162,8 @@ def _check_model(model):
     if others or getattr(model, "_is_stateful", False):
         raise ValueError("model: layers must be attention; got %s with %s, which need the whole sequence on a rank" %
                          (name, ", ".join(others) or "a state"))
-    if LOSS_MAPPING.get(getattr(model, "loss_type", None)) is not ForCausalLMLoss:
+    of_default = "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names  # others have a loss_type
+    if not ((getattr(model, "loss_type", None) in LOSS_MAPPING or of_default) and model.loss_function is ForCausalLMLoss):
         raise ValueError("model: must have transformers' loss of causal language models; got %s" % name)
     if getattr(config, "output_router_logits", False):
         raise ValueError("output_router_logits: must be False, because the routers' loss is not a sum over tokens; got "

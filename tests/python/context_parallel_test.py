@@ -189,11 +189,11 @@ def own_loop(rank, group):
     rejected(lambda: other.shard(dict(input_ids=batch["input_ids"] + rank)), "batch: must be equal on all ranks")
 
 
-def equal_one_process(parallel, group, family, batch, is_compiled=False):
+def equal_one_process(parallel, group, model, batch, is_compiled=False):
     """Compares the loss and the gradients of a batch with those of one process's sdpa, in float64.
 
     Norms and the loss of transformers round to float32, so last bits of float64 may become errors of 2^-24 there."""
-    model = model_of(family).double()
+    model = model.double()
     loss = model(**batch).loss
     want = torch.autograd.grad(loss, model.parameters())
     parallel.attach(model)
@@ -222,7 +222,7 @@ def padding(rank, group):
             mask = mask.expand(2, 19).long()
             for labels in (tokens, tokens.masked_fill(mask == 0, -100)):
                 batch = dict(input_ids=tokens, labels=labels, attention_mask=mask)
-                equal_one_process(parallel, group, family, batch, is_compiled=family == "Mistral" and name == "left")
+                equal_one_process(parallel, group, model_of(family), batch, is_compiled=family == "Mistral" and name == "left")
 
 
 def positions_with_a_mask(rank, group):
@@ -236,8 +236,37 @@ def positions_with_a_mask(rank, group):
     for family in ("Llama", "Mistral"):
         for at, mask in ((jump, ones), (jump, None), (again, None), (again, right)):
             batch = dict(input_ids=tokens, labels=tokens, position_ids=at)
-            equal_one_process(parallel, group, family, batch if mask is None else dict(batch, attention_mask=mask))
+            equal_one_process(parallel, group, model_of(family),
+                              batch if mask is None else dict(batch, attention_mask=mask))
     rejected(lambda: parallel.shard(dict(batch, attention_mask=ones)), "position_ids: they start again")
+
+
+def loss_by_default(rank, group):
+    """GPT-2 has transformers' loss of causal models without naming it. Models without a loss have it, too."""
+    environment(rank, 2)
+    parallel = burst.context_parallel(accelerate.Accelerator(cpu=True))
+    config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=32, attn_pdrop=0,
+                                     resid_pdrop=0, embd_pdrop=0, use_cache=False)
+    tokens = torch.randint(3, 50, (2, 19), generator=torch.Generator().manual_seed(5))
+    equal_one_process(parallel, group, transformers.GPT2LMHeadModel(config), dict(input_ids=tokens, labels=tokens))
+    for model in (transformers.GPT2Model(config), transformers.GPT2DoubleHeadsModel(config)):
+        rejected(lambda: parallel.attach(model), "model: must have transformers' loss")
+
+
+def batches_that_cannot_be_cut(rank, group):
+    """Keywords of other forms are refused by name."""
+    environment(rank, 2)
+    parallel = burst.context_parallel(accelerate.Accelerator(cpu=True))
+    tokens = torch.randint(3, 50, (2, 8), generator=torch.Generator().manual_seed(5))
+    for batch, words in ((dict(input_ids=tokens.tolist()), "input_ids: must be a tensor [rows, tokens]"),
+                         (dict(input_ids=tokens[0]), "input_ids: must be a tensor"),
+                         (dict(inputs_embeds=tokens), "inputs_embeds: must be a tensor [rows, tokens, hidden]"),
+                         (dict(input_ids=tokens, labels=tokens.tolist()), "labels: must be a tensor"),
+                         (dict(input_ids=tokens, position_ids=tokens.expand(3, 2, 8)), "position_ids: must be a tensor"),
+                         (dict(input_ids=tokens, position_ids=tokens[:, 1:]), "position_ids: must be a tensor"),
+                         (dict(input_ids=tokens, attention_mask=tokens[:, None, None]), "attention_mask: must be a tensor"),
+                         (dict(input_ids=tokens, pixel_values=tokens), "pixel_values: must be left out")):
+        rejected(lambda: parallel.shard(batch), words)
 
 
 def two_batches_before_a_backward(rank, group):
@@ -368,6 +397,12 @@ class TrainerTest(unittest.TestCase):
 
     def test_positions_with_a_mask(self):
         run_ranks(2, positions_with_a_mask)
+
+    def test_loss_by_default(self):
+        run_ranks(2, loss_by_default)
+
+    def test_batches_that_cannot_be_cut(self):
+        run_ranks(2, batches_that_cannot_be_cut)
 
     def test_two_batches_before_a_backward(self):
         run_ranks(2, two_batches_before_a_backward)
