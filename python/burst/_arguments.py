@@ -420,11 +420,11 @@ def check_tensors(q, k, v, cross):
     except RuntimeError:  # a nested tensor has no shape
         pass
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, tensor)
+        _check_tensor(name, tensor, q)
     _check_fit(q, k, v, cross)
 
 
-def _check_tensor(name, tensor):
+def _check_tensor(name, tensor, q):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError("%s: must be a torch.Tensor; got a %s" % (name, type(tensor).__name__))
     if tensor.is_nested:
@@ -435,6 +435,8 @@ def _check_tensor(name, tensor):
     if hasattr(tensor, "to_local"):
         raise TypeError("%s: must be this rank's own part; got a %s; pass %s.to_local()" %
                         (name, type(tensor).__name__, name))
+    if tensor is not q and tensor.dim() != q.dim():
+        raise ValueError("%s: must have as many dimensions as q; got the shape %s" % (name, list(tensor.shape)))
     if tensor.dim() != 4:
         raise ValueError("%s: must be [batch, tokens, heads, head_dim] or [tokens, heads, head_dim]; got the "
                          "shape %s" % (name, list(tensor.shape)))

@@ -23,6 +23,11 @@ def _check_layout(layout):
         raise ValueError("layout: must be one of %s; got %s" % (", ".join(LAYOUTS), shown(layout)))
 
 
+def _check_dim(x, dim):
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError("dim: must be within [%d, %d); got %d" % (-x.dim(), x.dim(), dim))
+
+
 def positions(seqlen: int, group: Optional[Group] = None, layout: str = "zigzag",
               device: Union[torch.device, str, None] = None, rank: Optional[int] = None,
               **packed: Any) -> Tensor:
@@ -81,9 +86,11 @@ def shard(x: Tensor, dim: int = 1, group: Optional[Group] = None, layout: str = 
 
     Raises:
         ValueError: see positions.
+        IndexError: x has no such dimension.
     """
     if group is None:
         return x
+    _check_dim(x, dim)
     return x.index_select(dim, positions(x.shape[dim], group, layout, x.device, **packed))
 
 
@@ -139,6 +146,5 @@ def unshard(x: Tensor, dim: int = 1, group: Optional[Group] = None, layout: str 
     _check_layout(layout)
     if group is None:
         return x
-    if not -x.dim() <= dim < x.dim():
-        raise IndexError("dim: must be within [%d, %d); got %d" % (-x.dim(), x.dim(), dim))
+    _check_dim(x, dim)
     return _Unshard.apply(x, dim % x.dim(), process_group(group), layout, packed)

@@ -82,12 +82,13 @@ class ArgumentsTest(unittest.TestCase):
                 burst.attention(x, x, x, group=group)
         run_ranks(2, body)
 
-    def test_unshard_has_the_dimensions_of_the_tensor(self):
+    def test_shard_and_unshard_have_the_dimensions_of_the_tensor(self):
         def body(rank, group):
             x = normal("x", 2, 8, 3)
             for dim in (3, -4):
-                with assert_raises(IndexError, "dim: must be within"):
-                    burst.unshard(x, dim, group)
+                for function in (burst.shard, burst.unshard):
+                    with assert_raises(IndexError, "dim: must be within"):
+                        function(x, dim, group)
         run_ranks(1, body)
 
 

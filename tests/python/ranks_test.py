@@ -46,6 +46,7 @@ def wrong_arguments(rank, group):
     says("q: must be float32, float64, bfloat16 or float16; got torch.int32", q=q.int())
     says("k: must have q's dtype, torch.float64; got torch.float32", k=k.float())
     says("q: must be [batch, tokens, heads, head_dim] or", q=q[..., 0, 0])
+    says("k: must have as many dimensions as q; got the shape", k=k[0])
     says("k: must be a torch.Tensor; got a list", error=TypeError, k=[1])
     says("layout: must be one of zigzag, contiguous, striped, balanced; got 'diagonal'", layout="diagonal")
     says("strategy: must be one of burst, ring, ulysses, burst+ulysses; got 'tp'", strategy="tp")
