@@ -7,6 +7,7 @@ import math
 import operator
 
 import torch
+from torch.autograd import forward_ad
 
 from ._cache import Bounded
 from ._lists import list_of, nested
@@ -31,6 +32,24 @@ _OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "softmax_scale"
 _NOT_OF_SCHEDULES = ("softmax_scale", "ring_grad_dtype", "deterministic", "fp8", "softcap", "dropout_p",
                      "return_max_logit", "promised", "alibi_slopes")
 _CACHE_BYTES = 4 << 20  # of each cache below
+
+
+_functorch = getattr(torch._C, "_functorch", None)  # torch 2
+_WRAPS = [getattr(_functorch, name) for name in ("is_functorch_wrapped_tensor", "is_legacy_batchedtensor")
+          if hasattr(_functorch, name)]
+
+
+def transform_error(tracing, *tensors):
+    """Returns the TypeError of torch.func's transforms and of forward mode, which do not see what the library computes.
+    Returns None elsewhere. While a graph is traced, tangents are unknown, and any forward_ad.dual_level() is an error."""
+    forward_mode = forward_ad._current_level >= 0
+    if forward_mode if tracing else any(isinstance(x, torch.Tensor) and (
+            any(wraps(x) for wraps in _WRAPS) or
+            (forward_mode and forward_ad.unpack_dual(x).tangent is not None)) for x in tensors):
+        return TypeError("attention: must not be in torch.func's transforms (grad, vjp, jvp, vmap), in forward mode or "
+                         "with batched gradients; got one of their tensors; use torch.autograd.grad, and a batch in "
+                         "place of vmap")
+    return None
 
 
 class Refusal:

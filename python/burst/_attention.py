@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from . import _ranks
-from ._arguments import ALIGNED, OF_16_BITS, make_call
-from ._call import backward, forward
+from ._arguments import ALIGNED, OF_16_BITS, SCALARS, make_call, transform_error
+from ._call import backward, device_of, forward, refuse
 from ._types import CrossOptions, Documents, Group, Integers, Numbers, Options, Slices, Spans
 from .scores import draw_seed, read_seed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)  # torch 2
 _MULTIPLES = dict.fromkeys(OF_16_BITS, ALIGNED)  # of head_dim in the kernels, by dtype
 _op = None
 if hasattr(torch.library, "custom_op"):
@@ -62,6 +61,9 @@ class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _):
         q, k, v, sinks, out, lse = ctx.saved_tensors
+        error = transform_error(False, dout, dlse)
+        if error is not None:
+            raise error
         with torch.no_grad():
             if dout is None:
                 dout = torch.zeros_like(out)
@@ -76,22 +78,17 @@ def _any_requires_grad(*tensors):
     return False
 
 
-def _refuse_transforms(*tensors):
-    """Raises a TypeError in torch.func's transforms, which cannot see what the library computes."""
-    if _is_wrapped is not None and any(isinstance(x, torch.Tensor) and _is_wrapped(x) for x in tensors):
-        raise TypeError("attention: must not be in torch.func's transforms (grad, vjp, jvp, vmap); got one of their "
-                        "tensors; use torch.autograd.grad, and a batch in place of vmap")
-
-
 def _apply(q, k, v, sinks, seed, group, scalars, lists):
     """Returns (out, lse, largest scores or None) of [batch, tokens, heads, head_dim]. out and lse are
     differentiable.
 
     The default of dropout's seed is the next one that torch draws."""
-    if not _ranks.is_compiling():
-        _refuse_transforms(q, k, v, sinks)
+    error = transform_error(_ranks.is_compiling(), q, k, v, sinks)
+    if error is not None:
+        refuse(group, device_of(q, k, v, sinks), scalars[SCALARS.index("seqlen")] is not None, error)
     if _op is not None and _op.is_wanted():
-        return _op.apply(q, k, v, sinks, seed, group, scalars, lists)
+        if _ranks.is_compiling() or _op.takes(q, k, v, sinks, seed, scalars, lists):
+            return _op.apply(q, k, v, sinks, seed, group, scalars, lists)
     group, call = _ranks.process_group(group), make_call(scalars, lists)
     drawn = False
     if not call.dropout_p or call.error is not None:

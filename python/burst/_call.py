@@ -82,7 +82,10 @@ def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
 def refuse(group, device, promised, error):
     """Raises an error that was found before a call, here and in the other ranks' next call.
 
-    promised: with seqlen= the other ranks may not ask. Then they learn that this rank gave up."""
+    promised: with seqlen= the other ranks may not ask. Then they learn that this rank gave up. While a graph is traced,
+    the error is raised here only."""
+    if _ranks.is_compiling():
+        raise error
     ranks = _ranks.ranks_of(_ranks.process_group(group), device)
     if ranks.size > 1:
         with ranks.device.lock:
@@ -351,7 +354,7 @@ def state_of(group, call, tensor, lengths):
         return _state(ranks, call, lengths, used=False)
 
 
-def _device_of(*tensors):
+def device_of(*tensors):
     """Returns the first tensor's device, or None."""
     return next((tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)), None)
 
@@ -369,7 +372,7 @@ def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False
     and the State. Collective. seed is an integer if weights are dropped, else None."""
     if getattr(q, "is_cuda", False):
         _ranks.refuse_capture()
-    ranks = _ranks.ranks_of(group, q.device if type(q) is torch.Tensor else _device_of(q, k, v))
+    ranks = _ranks.ranks_of(group, q.device if type(q) is torch.Tensor else device_of(q, k, v))
     with ranks.device.lock:
         ranks.device.enter()
         lengths, seed = agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn)

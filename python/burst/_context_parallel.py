@@ -120,14 +120,14 @@ def _checked(batch):
                 name, ", hidden" if dims == 3 else "", first, shown(value), instead))
     for name, value in batch.items():
         if name.startswith("pixel_values") and value is not None:
-            raise ValueError("%s: must be left out, because the tokens of an image may be on several ranks; got %s; pass "
-                             "inputs_embeds, with the images in them" % (name, shown(value)))
+            raise ValueError("%s: must be left out, because the tokens of an image may be on several ranks; got %s; "
+                             "pass inputs_embeds, with the images in them" % (name, shown(value)))
     return batch[first]
 
 
 def _documents(batch):
-    """Takes the keywords of whole sequences out of a batch. Returns rows of document starts, and bool [rows, tokens] that
-    is false at padding; each may be None. As in one process, a mask decides before positions do."""
+    """Takes the keywords of whole sequences out of a batch. Returns rows of document starts, and bool [rows, tokens]
+    that is false at padding; each may be None. As in one process, a mask decides before positions do."""
     mask, bounds, at = batch.pop("attention_mask", None), batch.get("cu_seq_lens_q"), batch.get("position_ids")
     for name in _OF_WHOLE:
         batch.pop(name, None)
@@ -162,8 +162,9 @@ def _check_model(model):
     if others or getattr(model, "_is_stateful", False):
         raise ValueError("model: layers must be attention; got %s with %s, which need the whole sequence on a rank" %
                          (name, ", ".join(others) or "a state"))
-    of_default = "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names  # others have a loss_type
-    if not ((getattr(model, "loss_type", None) in LOSS_MAPPING or of_default) and model.loss_function is ForCausalLMLoss):
+    is_known = (getattr(model, "loss_type", None) in LOSS_MAPPING or  # without a type, transformers' default is called
+                "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names)
+    if not is_known or model.loss_function is not ForCausalLMLoss:
         raise ValueError("model: must have transformers' loss of causal language models; got %s" % name)
     if getattr(config, "output_router_logits", False):
         raise ValueError("output_router_logits: must be False, because the routers' loss is not a sum over tokens; got "

@@ -144,23 +144,40 @@ def _seed_tensor(seed):
         return draw_seed()
     if isinstance(seed, torch.Tensor):
         return seed.detach().to(device="cpu", dtype=torch.int64).reshape(1)
-    seed = read_seed(seed)
-    if not isinstance(seed, int):
-        check_seed(seed)
-    return torch.tensor([seed], dtype=torch.int64, device="cpu")
+    return torch.tensor([read_seed(seed)], dtype=torch.int64, device="cpu")
+
+
+def _drops(scalars):
+    return scalars[13] is not None and scalars[13] != 0
+
+
+def _check(q, k, v, sinks, seed, scalars, lists):
+    """Raises a TypeError or ValueError for arguments that cannot be the operator's. It refuses others when it runs."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError("%s: must be a torch.Tensor; got a %s" % (name, type(tensor).__name__))
+    if sinks is not None and not isinstance(sinks, torch.Tensor):
+        _arguments.check_sinks(sinks, q)
+    for name, value in (("softmax_scale", scalars[1]), ("alibi_slopes", lists[4])):
+        if isinstance(value, torch.Tensor):
+            _arguments.refuse_gradient(name, value)
+    if _drops(scalars) and seed is not None and not (isinstance(seed, torch.Tensor) and seed.numel() == 1):
+        check_seed(read_seed(seed))
+
+
+def takes(*given):
+    """Returns whether the operator takes the arguments of _check. If not, a call without it tells the other ranks."""
+    try:
+        _check(*given)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def apply(q, k, v, sinks, seed, group, scalars, lists):
     """Does what _attention._apply does, through the operator."""
-    if sinks is not None:
-        _arguments.check_sinks(sinks, q)
+    _check(q, k, v, sinks, seed, scalars, lists)
     tensors = []
-    for name, value in (("softmax_scale", scalars[1]), ("alibi_slopes", lists[4])):
-        if isinstance(value, torch.Tensor):
-            _arguments.refuse_gradient(name, value)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError("%s: must be a torch.Tensor; got a %s" % (name, type(tensor).__name__))
     seqlen = scalars[_SEQLEN]
     if isinstance(seqlen, (int, torch.SymInt)) and not isinstance(seqlen, bool):  # it may be any number in a graph
         scalars = (*scalars[:_SEQLEN], None, *scalars[_SEQLEN + 1:])
@@ -170,7 +187,7 @@ def apply(q, k, v, sinks, seed, group, scalars, lists):
     text = arguments_text(group, *scalars, *_without_tensors(lists, tensors))
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
                                               (sinks is not None and sinks.requires_grad))
-    drops = scalars[13] is not None and scalars[13] != 0
+    drops = _drops(scalars)
     drawn = drops and seed is None
     seed = _seed_tensor(seed) if drops else None
     out, lse, max_logit, _ = OPS.forward(q, k, v, sinks, text, tensors, needs_grad, seed, drawn, seqlen)
@@ -233,6 +250,9 @@ def _keep(ctx, inputs, output):
 
 def _differentiate(ctx, dout, dlse, *_):
     q, k, v, sinks, out, lse, lengths, *values = ctx.saved_tensors
+    error = None if _ranks.is_compiling() else _arguments.transform_error(False, dout, dlse)
+    if error is not None:
+        raise error
     if dout is None:
         dout = torch.zeros_like(out)
     *gradients, dsinks = OPS.backward(q, k, v, sinks, out, lse, lengths, dout, dlse, ctx.arguments, values,

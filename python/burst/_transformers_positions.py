@@ -17,12 +17,8 @@ def size_of(group):
 
 
 def refuse(group, tensor, promised, error):
-    """Raises the error, here and on the other ranks, which are in their next attention() call.
-
-    promised: with seqlen= they do not compare arguments there. Then they learn that this rank is lost."""
-    if not is_compiling():
-        _call.refuse(group, tensor.device, promised, error)
-    raise error
+    """Raises the error as _call.refuse."""
+    _call.refuse(group, tensor.device, promised, error)
 
 
 def bounds_of(cu_seqlens):

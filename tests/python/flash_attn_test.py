@@ -10,8 +10,10 @@ import math
 import subprocess
 import sys
 import unittest
+from contextlib import nullcontext
 
 import torch
+from torch.autograd import forward_ad
 
 import burst
 from burst import flash_attn
@@ -250,10 +252,31 @@ def flops(rank, group):
 
 
 def transforms(rank, group):
-    q = normal("q", 1, 6, 2, 8)
+    from torch.utils.flop_counter import FlopCounterMode
+    q, mode = normal("q", 1, 6, 2, 8), functools.partial(FlopCounterMode, display=False)  # attention is an operator in it
     loss = lambda q: burst.attention(q, q, q).sum()
-    for call in (lambda: torch.func.grad(loss)(q), lambda: torch.func.vjp(loss, q), lambda: torch.func.jvp(loss, (q,), (q,)),
-                 lambda: torch.func.vmap(loss)(q[None]), lambda: torch.func.jacrev(loss)(q)):
+    compiled = torch.compile(loss, backend="eager")
+    compiled(q)
+
+    def forward_mode(function, context):
+        with forward_ad.dual_level(), context:
+            function(forward_ad.make_dual(q, q))
+
+    def batched(context):
+        given = q.clone().requires_grad_()
+        with context:
+            out = burst.attention(given, given, given)
+        torch.autograd.grad(out, given, torch.ones(3, *out.shape, dtype=out.dtype), is_grads_batched=True)
+
+    calls = [lambda: torch.func.grad(loss)(q), lambda: torch.func.vjp(loss, q), lambda: torch.func.jvp(loss, (q,), (q,)),
+             lambda: torch.func.vmap(loss)(q[None]), lambda: torch.func.jacrev(loss)(q),
+             lambda: forward_mode(loss, nullcontext()), lambda: batched(nullcontext()),
+             lambda: torch.autograd.functional.jacobian(loss, q, vectorize=True)]
+    if hasattr(torch.library, "custom_op"):
+        calls += [lambda: torch.func.linearize(loss, q), lambda: forward_mode(loss, mode()), lambda: batched(mode()),
+                  lambda: forward_mode(compiled, nullcontext()),
+                  lambda: torch.compile(lambda q: torch.func.jvp(loss, (q,), (q,)), backend="eager")(q)]
+    for call in calls:
         try:
             call()
         except TypeError as error:

@@ -99,6 +99,39 @@ def sinks_in_a_graph(rank, group):
         torch.testing.assert_close(have, want, atol=TOLERANCE, rtol=0)
 
 
+def errors_of_one_rank(rank, group):
+    """An argument that is wrong on rank 1 is an error of both ranks, also of an operator. The next call works."""
+    from torch.utils.flop_counter import FlopCounterMode
+    q, wrong = normal("q", 1, 12, 2, 8), rank == 1
+    attend = lambda q, **given: burst.attention(q, q, q, group=group, **given)
+    compiled = torch.compile(lambda q, sinks: attend(q, sinks=sinks), backend="eager")
+    zeros = torch.zeros(2)
+
+    def counted(*given, **more):
+        with FlopCounterMode(display=False):
+            return attend(*given, **more)
+
+    cases = [
+        ("sinks: must be [heads]", lambda: compiled(q, torch.zeros(3) if wrong else zeros)),
+        ("sinks: must be [heads]", lambda: counted(q, sinks=torch.zeros(3) if wrong else zeros)),
+        ("sinks: must be a torch.Tensor", lambda: counted(q, sinks=[0, 0] if wrong else zeros)),
+        ("q: must be a torch.Tensor", lambda: counted(None if wrong else q)),
+        ("softmax_scale: requires a gradient",
+         lambda: counted(q, softmax_scale=torch.tensor(0.5, requires_grad=True) if wrong else 0.5)),
+        ("dropout_seed: must be", lambda: counted(q, dropout_p=0.1, dropout_seed="x" if wrong else 1)),
+        ("dropout_seed: must be", lambda: counted(q, dropout_p=0.1, dropout_seed=torch.ones(2) if wrong else 1)),
+        ("attention: must not be in torch.func", lambda: torch.func.vmap(attend)(q[None]) if wrong else attend(q))]
+    want = attend(q)
+    for words, call in cases:
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            assert str(error).startswith(words if wrong else "rank 1: " + words), error
+        else:
+            raise AssertionError("not refused: " + words)
+        assert torch.equal(attend(q), want) and torch.equal(counted(q), want)
+
+
 def varlen_that_changes(rank, group):
     size = torch.distributed.get_world_size(group)
     q = normal("q", 12, 2, 8)
@@ -340,6 +373,9 @@ class GraphsTest(unittest.TestCase):
 
     def test_learned(self):
         run_ranks(1, learned)
+
+    def test_errors_of_one_rank(self):
+        run_ranks(2, errors_of_one_rank)
 
 
 class EagerTest(unittest.TestCase):
