@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 import weakref
 from typing import Any, Optional
 
@@ -22,6 +23,7 @@ _HARMLESS = frozenset((
     "output_hidden_states", "output_router_logits", "past_key_value", "past_key_values",
     "position_embeddings", "return_dict", "target_dtype", "training", "use_cache", "use_top_left_mask",
     "logits_to_keep", "mm_token_type_ids", "shift_labels", "token_type_ids"))
+_TAKEN = re.compile("[/|:]|flash")  # in names of kernels of the hub, of paged attentions and of flash-attention
 _NOT_REGISTERED = ("q", "k", "v", "return_lse", "return_max_logit")
 
 
@@ -52,12 +54,16 @@ def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = 
         layout (str): as for burst.attention.
         name (str): the attn_implementation.
         arguments: other arguments of burst.attention, such as documents and strategy. Tensors and lists are read now.
+            Where they have dropout_p, weights are dropped in training only, as a model's own dropout.
 
     Raises:
         ImportError: transformers is missing, or older than 4.53.
         ValueError: an argument is not one of burst.attention's. The registered attention raises it, too, for
             a mask or a keyword that it does not serve, and names it.
     """
+    if not isinstance(name, str) or not name or _TAKEN.search(name):
+        raise ValueError("name: must be a text without / | : and \"flash\", by which transformers finds other attentions; "
+                         "got %r; leave it out" % (name,))
     check_version("register")
     check_arguments("register", arguments)
     put(name, Served(group, layout, arguments))
@@ -227,8 +233,8 @@ class Served:
         given.update(causal=mask.causal, window=mask.window, softcap=softcap or 0.0, dropout_p=dropout)
         if mask.slices is not None:
             given["slices"] = mask.frozen
-        given.update((name, value) for name, value in self._arguments.items()
-                     if name not in ("documents", "cu_seqlens"))
+        left_out = ("documents", "cu_seqlens") + (() if getattr(module, "training", True) else ("dropout_p",))
+        given.update((name, value) for name, value in self._arguments.items() if name not in left_out)
         if self._seqlen is not None and is_compiling():
             given["seqlen"] = self._seqlen
         return attention(*tensors, documents=documents, **given), None
@@ -257,8 +263,9 @@ class Served:
         if mask.lengths != lengths:
             raise ValueError("attention_mask: the mask is for %d queries and %d keys, the attention has %d and "
                              "%d%s" % (*mask.lengths, *lengths, masks.INSTEAD))
-        if (sliding_window and mask.slices is None and mask.window != sliding_window and
-                (ranks > 1 or not _is_within(mask, sliding_window))):
+        widest = (sliding_window or 0) + (not mask.causal)  # a mask to both sides may include both ends (T5Gemma)
+        if (sliding_window and mask.slices is None and mask.window not in (sliding_window, widest) and
+                (ranks > 1 or not _is_within(mask, widest))):
             raise ValueError("sliding_window: the layer has a window of %d, the mask that its model has made "
                              "one of %d%s" % (sliding_window, mask.window, masks.INSTEAD))
         plain = mask.slices is None and mask.documents is None
@@ -368,8 +375,10 @@ class Served:
         if is_compiling():
             raise ValueError("cu_seq_lens_q: must be left out where a model or its layers are compiled; pass packed "
                              "position_ids to compiled layers")
-        bounds = self._lengths.of(bounds_of, of_queries)
-        if of_keys is not of_queries and bounds != self._lengths.of(bounds_of, of_keys):
+        read = lambda given: (self._lengths.of(bounds_of, given) if isinstance(given, torch.Tensor) else
+                              bounds_of(given))
+        bounds = read(of_queries)
+        if of_keys is not of_queries and bounds != read(of_keys):
             raise ValueError("cu_seq_lens_k: it must be equal to cu_seq_lens_q" + masks.INSTEAD)
         if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
             raise ValueError("cu_seq_lens_q: it must begin with 0 and not decrease; got %s" % (bounds,))

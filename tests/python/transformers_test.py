@@ -219,6 +219,8 @@ class ModelsTest(unittest.TestCase):
         run = lambda ids, positions, **given: model(input_ids=ids, position_ids=positions, **given, **decoder)[0]
         with torch.no_grad():
             have = run(ids, PACKED, cu_seq_lens_q=BOUNDS, cu_seq_lens_k=BOUNDS, max_length_q=8, max_length_k=8)
+            lists = run(ids, PACKED, cu_seq_lens_q=BOUNDS.tolist(), cu_seq_lens_k=BOUNDS.tolist())
+            self.assertTrue(torch.equal(lists, have))
             for begin, end in ((0, 4), (4, 12)):
                 want = run(ids[:, begin:end], PACKED[:, begin:end])
                 torch.testing.assert_close(have[:, begin:end], want, atol=2e-5, rtol=0)
@@ -334,6 +336,31 @@ class ModelsTest(unittest.TestCase):
         self.check(lambda model: model(input_ids=tokens(2), decoder_input_ids=tokens(2))[0], model,
                    refused="position_bias" if reached else None)
 
+    @needs("T5GemmaConfig")
+    def test_windows_with_both_ends(self):
+        """T5Gemma's encoder tells its layers a window that is one token less than its mask's."""
+        burst.register()
+        for window, queries in itertools.product((4, 64), (N, 5)):
+            part = dict(SMALL, head_dim=8, sliding_window=window, initializer_range=0.5,
+                        attn_logit_softcapping=3.0 if queries == N else None)
+            torch.manual_seed(0)
+            model = transformers.T5GemmaForConditionalGeneration(transformers.T5GemmaConfig(
+                encoder=dict(part), decoder=dict(part), vocab_size=50)).eval().double()
+            self.check(lambda model: model(input_ids=tokens(2), decoder_input_ids=tokens(2, queries),
+                                           use_cache=False).logits, model, "eager")
+
+    @needs("LlamaConfig")
+    def test_dropout(self):
+        """A registered dropout_p drops weights in training only."""
+        burst.register(name="burst_dropout", dropout_p=0.5)
+        model = model_of("LlamaForCausalLM").double()
+        run = lambda: model(input_ids=tokens(2), use_cache=False).logits
+        want = run()
+        model.set_attn_implementation("burst_dropout")
+        torch.testing.assert_close(run(), want, atol=1e-6, rtol=0)
+        model.train()
+        self.assertGreater((run() - want).abs().max(), 1e-3)
+
     @needs("PaliGemmaConfig", "Gemma3Config")
     def test_prefixes_and_images(self):
         burst.register()
@@ -376,6 +403,9 @@ class ModelsTest(unittest.TestCase):
             burst.register(return_lse=True)
         with self.assertRaisesRegex(ValueError, "register: widnow"):
             burst.register(widnow=3)
+        for name in ("my/burst", "paged|burst", "flash_attention_2", "my_flash", "", None, ["burst"]):
+            with self.assertRaisesRegex(ValueError, "name: must be a text without"):
+                burst.register(name=name)
         for error, given in (("cu_seqlens: must end with seqlen, 12; got 9", dict(cu_seqlens=[0, 5, 9])),
                              ("cu_seqlens: must begin with 0", dict(cu_seqlens=[3, 5, N])),
                              ("cu_seqlens: must be integers", dict(cu_seqlens=torch.tensor([0, 5.5, N]))),
