@@ -268,7 +268,7 @@ class Served:
                 (ranks > 1 or not _is_within(mask, widest))):
             raise ValueError("sliding_window: the layer has a window of %d, the mask that its model has made "
                              "one of %d%s" % (sliding_window, mask.window, masks.INSTEAD))
-        plain = mask.slices is None and mask.documents is None
+        plain = mask.slices is None and mask.documents is None and self._kept is None
         for name in ("causal", "window", "spans", "slices"):
             if self._arguments.get(name) is not None and not plain:
                 raise ValueError("%s: it was registered, and the model's mask has padding, documents or "

@@ -212,7 +212,8 @@ def equal_one_process(parallel, group, model, batch, is_compiled=False):
 def padding(rank, group):
     """A query of padding sees what it sees in one process, because its token may predict a label."""
     environment(rank, 2)
-    parallel = burst.context_parallel(accelerate.Accelerator(cpu=True))
+    accelerator = accelerate.Accelerator(cpu=True)
+    parallel = burst.context_parallel(accelerator)
     tokens = torch.randint(3, 50, (2, 19), generator=torch.Generator().manual_seed(5))
     at = torch.arange(19)
     masks = dict(left=torch.stack([at >= 8, at >= 0]), right=torch.stack([at < 19, at < 6]), both=(at > 2) & (at < 15),
@@ -223,6 +224,8 @@ def padding(rank, group):
             for labels in (tokens, tokens.masked_fill(mask == 0, -100)):
                 batch = dict(input_ids=tokens, labels=labels, attention_mask=mask)
                 equal_one_process(parallel, group, model_of(family), batch, is_compiled=family == "Mistral" and name == "left")
+    windowed = burst.context_parallel(accelerator, window=3)
+    rejected(lambda: equal_one_process(windowed, group, model_of("Llama"), batch), "window: it was registered, and")
 
 
 def positions_with_a_mask(rank, group):

@@ -252,11 +252,8 @@ def flops(rank, group):
 
 
 def transforms(rank, group):
-    from torch.utils.flop_counter import FlopCounterMode
-    q, mode = normal("q", 1, 6, 2, 8), functools.partial(FlopCounterMode, display=False)  # attention is an operator in it
+    q = normal("q", 1, 6, 2, 8)
     loss = lambda q: burst.attention(q, q, q).sum()
-    compiled = torch.compile(loss, backend="eager")
-    compiled(q)
 
     def forward_mode(function, context):
         with forward_ad.dual_level(), context:
@@ -270,10 +267,14 @@ def transforms(rank, group):
 
     calls = [lambda: torch.func.grad(loss)(q), lambda: torch.func.vjp(loss, q), lambda: torch.func.jvp(loss, (q,), (q,)),
              lambda: torch.func.vmap(loss)(q[None]), lambda: torch.func.jacrev(loss)(q),
-             lambda: forward_mode(loss, nullcontext()), lambda: batched(nullcontext()),
-             lambda: torch.autograd.functional.jacobian(loss, q, vectorize=True)]
+             lambda: forward_mode(loss, nullcontext())]
     if hasattr(torch.library, "custom_op"):
-        calls += [lambda: torch.func.linearize(loss, q), lambda: forward_mode(loss, mode()), lambda: batched(mode()),
+        from torch.utils.flop_counter import FlopCounterMode
+        mode = functools.partial(FlopCounterMode, display=False)  # attention is an operator in it
+        compiled = torch.compile(loss, backend="eager")
+        compiled(q)
+        calls += [lambda: batched(nullcontext()), lambda: torch.autograd.functional.jacobian(loss, q, vectorize=True),
+                  lambda: torch.func.linearize(loss, q), lambda: forward_mode(loss, mode()), lambda: batched(mode()),
                   lambda: forward_mode(compiled, nullcontext()),
                   lambda: torch.compile(lambda q: torch.func.jvp(loss, (q,), (q,)), backend="eager")(q)]
     for call in calls:
