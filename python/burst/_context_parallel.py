@@ -65,7 +65,7 @@ class ContextParallel:
         batch = dict(batch)
         first = _checked(batch)
         rows, n = first.shape[:2]
-        documents, kept = _documents(batch)
+        documents, kept = (None, None) if self.group is None else _documents(batch)  # one rank has the model's own mask
         at = batch.get("position_ids")
         if at is None:
             batch["position_ids"] = torch.arange(n, device=first.device).expand(rows, n)
