@@ -41,7 +41,7 @@ _WRAPS = [getattr(_functorch, name) for name in ("is_functorch_wrapped_tensor", 
 
 def transform_error(tracing, *tensors):
     """Returns the TypeError of torch.func's transforms and of forward mode, which do not see what the library computes.
-    Returns None elsewhere. While a graph is traced, tangents are unknown, and any forward_ad.dual_level() is an error."""
+    Returns None elsewhere. While a graph is traced, tangents are unknown, so any forward_ad.dual_level() is refused."""
     forward_mode = forward_ad._current_level >= 0
     if forward_mode if tracing else any(isinstance(x, torch.Tensor) and (
             any(wraps(x) for wraps in _WRAPS) or

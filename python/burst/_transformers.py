@@ -62,8 +62,8 @@ def register(group: Optional[Group] = None, layout: str = "zigzag", name: str = 
             a mask or a keyword that it does not serve, and names it.
     """
     if not isinstance(name, str) or not name or _TAKEN.search(name):
-        raise ValueError("name: must be a text without / | : and \"flash\", by which transformers finds other attentions; "
-                         "got %r; leave it out" % (name,))
+        raise ValueError("name: must be a text without / | : and \"flash\", by which transformers finds other "
+                         "attentions; got %r; leave it out" % (name,))
     check_version("register")
     check_arguments("register", arguments)
     put(name, Served(group, layout, arguments))
@@ -321,7 +321,7 @@ class Served:
                 raise ValueError(text)
 
     def _without_padding(self, causal, window, chunk, documents):
-        """Returns the Mask that one process has: padding's keys are hidden, and chunks begin after padding at the left."""
+        """Returns the Mask that one process has: padding's keys are hidden, and chunks begin after left padding."""
         key = causal, window, chunk
         if key not in self._shown:
             if is_compiling():

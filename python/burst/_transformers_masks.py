@@ -101,12 +101,13 @@ def of_padding(causal, window, documents, kept):
     true."""
     rows, n = kept.shape
     at, back = torch.arange(n, device="cpu"), window - 1 if window else n
+    ahead = 0 if causal else back
     found = []
     for row in range(rows):
         starts = () if documents is None else documents[row % len(documents)]
         bounds = torch.tensor(sorted({0, *starts, n}), device="cpu")
         of = torch.bucketize(at, bounds, right=True)
-        low, high = torch.maximum(bounds[of - 1], at - back), torch.minimum(bounds[of], at + 1 + (0 if causal else back))
+        low, high = torch.maximum(bounds[of - 1], at - back), torch.minimum(bounds[of], at + 1 + ahead)
         found.append(_intervals.keep_keys(low, high, kept[row]))
     return of_intervals([low for low, _ in found], [high for _, high in found], "padding")
 

