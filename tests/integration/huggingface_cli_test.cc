@@ -63,7 +63,7 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   for (const char* model : {"home", "in"}) {
     ExpectError(
         Train({absl::StrCat("--model=", model), "--out=none", "--steps=1"}), 1,
-        {"--tokenizer", "tokenizer.json", "not supported", "its own tokens", "give", "char"});
+        {"--tokenizer", "tokenizer.json", "must be a ByteLevel", "its own tokens", "give", "char"});
   }
   EXPECT_FALSE(fs::exists(Path("none")));
 
