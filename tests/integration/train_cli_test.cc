@@ -33,7 +33,9 @@ TEST_F(TrainCli, RunsHaveTokensOrEpochs) {
   EXPECT_EQ(Metrics("run").size(), 3u);
   ExpectSuccess(Train({"--resume", "--tokens=300", "--out=run"}));
   EXPECT_EQ(Metrics("run").size(), 5u);
-  ExpectError(Train({"--resume", "--steps=9", "--out=run"}), 2, {"--tokens", "--steps"});
+  ExpectSuccess(Train({"--resume", "--steps=9", "--out=run"}));
+  EXPECT_EQ(Metrics("run").size(), 9u);
+  ExpectError(Train({"--tokens=129", "--steps=9", "--out=both"}), 2, {"--tokens", "--steps"});
   const Result epochs = Train({"--epochs=0.5", "--eval_every=0", "--out=epochs"});
   ExpectSuccess(epochs);
   EXPECT_TRUE(absl::StrContains(epochs.out, " 53 steps, 0.50 epochs")) << epochs.out;
