@@ -3,10 +3,11 @@
   torchrun --nproc_per_node=2 tests/python/gpu_models.py     # PYTHONPATH: python, tests/python
 
 It compares eager and compiled models, with all kinds of masks, with transformers' sdpa in float64. It also checks how
-often they are compiled, and that wrong positions are refused. It prints what was checked. The exit code is 0 if all
-checks pass.
+often they are compiled, padding over the group, and that wrong positions are refused. It prints what was checked. The
+exit code is 0 if all checks pass.
 """
 
+import accelerate
 import torch
 import torch.distributed as dist
 import transformers
@@ -165,6 +166,7 @@ def autocast(group):
 
 def ranks(group):
     """Layers over the group, compiled once, give a whole sequence's logits; forgotten positions are refused."""
+    burst.register(group)
     exact, plain = model_of("sdpa", torch.float64), model_of("sdpa")
     errors, graphs = [], 0
     for is_compiled in (False, True):
@@ -201,5 +203,25 @@ def ranks(group):
     return "off by %.1e, sdpa by %.1e, %d graphs" % (*(max(column) for column in zip(*errors)), graphs)
 
 
+def padded(group):
+    """Padding over the group gives the loss and the gradients of one GPU, also of labels that padding predicts."""
+    parallel = burst.context_parallel(accelerate.Accelerator())
+    exact, plain, model = model_of("sdpa", torch.float64), model_of("sdpa"), model_of("sdpa")
+    parallel.attach(model)
+    errors = []
+    for hidden in ((slice(0, 40), slice(0, 0)), (slice(100, None), slice(191, None)), (slice(3, 9), slice(0, 1))):
+        batch = dict(input_ids=tokens(ROWS, N), labels=tokens(ROWS, N), attention_mask=padding(*hidden))
+        want, allowed = ([(loss := of(**batch).loss).detach(), *torch.autograd.grad(loss, of.parameters())]
+                         for of in (exact, plain))
+        loss = model(**parallel.shard(batch)).loss / dist.get_world_size(group)
+        have = [loss.detach(), *torch.autograd.grad(loss, model.parameters())]
+        for value in have:
+            dist.all_reduce(value, group=group)
+        errors.append((distance(have, want), distance(allowed, want)))
+        if errors[-1][0] > FACTOR * errors[-1][1]:
+            raise AssertionError("%s: off by %.1e, sdpa by %.1e" % (hidden, *errors[-1]))
+    return "off by %.1e, sdpa by %.1e" % tuple(max(column) for column in zip(*errors))
+
+
 if __name__ == "__main__":
-    run((eager, compiled_layers, compiled_model, default_device, autocast, ranks), start()[1])
+    run((eager, compiled_layers, compiled_model, default_device, autocast, ranks, padded), start()[1])

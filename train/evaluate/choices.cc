@@ -31,7 +31,7 @@ absl::StatusOr<Question> ParseQuestion(absl::string_view text) {
   Question question;
   if (const Json text = line.value("text", Json()); text.is_string()) {
     const auto whole = std::string(absl::StripAsciiWhitespace(text.get<std::string>()));
-    const size_t space = whole.find_last_of(" \n");
+    const size_t space = whole.find_last_of(" \n\t");
     if (space == std::string::npos) return absl::InvalidArgumentError("must have two words");
     question.context = whole.substr(0, space);
     question.choices = {whole.substr(space)};
@@ -45,11 +45,11 @@ absl::StatusOr<Question> ParseQuestion(absl::string_view text) {
   if (!context.is_string() || !texts || !answer.is_number_integer()) return malformed();
   question.context = context.get<std::string>();
   question.choices = choices.get<std::vector<std::string>>();
-  question.answer = answer.get<int64_t>();
-  if (question.answer < 0 || question.answer >= static_cast<int64_t>(question.choices.size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "answer must be from 0 to ", question.choices.size() - 1, "; got ", question.answer));
+  if (!answer.is_number_unsigned() || answer.get<uint64_t>() >= choices.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("answer must be from 0 to ", choices.size() - 1, "; got ", answer.dump()));
   }
+  question.answer = answer.get<int64_t>();
   return question;
 }
 
