@@ -289,7 +289,6 @@ TEST_F(EvaluateTest, QuestionsAreChecked) {
                {R"({"context": "a", "choices": ["b"], "answer": 0})", "line 1: must be {"},
                {R"({"context": "a", "choices": ["b", 1], "answer": 0})", "line 1: must be {"},
                {R"({"context": "a", "choices": ["b", "c"], "answer": 2})", "answer must be from 0"},
-               {R"({"context": "a", "choices": ["b", "c"], "answer": -1})", "got -1"},
                {R"({"context": "a", "choices": ["b", "c"], "answer": 18446744073709551615})",
                 "got 18446744073709551615"},
                {R"({"context": "a", "choices": ["b", "c"], "answer": -1})", "got -1"},
