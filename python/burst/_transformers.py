@@ -327,15 +327,16 @@ class Served:
             if is_compiling():
                 raise ValueError(masks.TRACED)
             if chunk:
-                firsts = self._kept.long().argmax(1).tolist()
-                documents = self._chunks(_meet(documents, tuple((0, first) for first in firsts)), chunk)
+                documents = self._chunks(documents, chunk, self._kept.long().argmax(1).tolist())
             self._shown[key] = masks.of_padding(causal, window, documents, self._kept)
         if self._shown[key].refusal is not None:
             raise ValueError(self._shown[key].refusal)
         return self._shown[key]
 
-    def _chunks(self, documents, chunk):
-        """Returns documents that start at every chunk of the sequence, or of each of its documents (Llama 4)."""
+    def _chunks(self, documents, chunk, firsts=(0,)):
+        """Returns documents that start at every chunk of the sequence, or of each of its documents (Llama 4).
+
+        firsts: the tokens, by row, from which the chunks of a sequence are counted."""
         seqlen = self._arguments.get("seqlen")
         if seqlen is None and self._arguments.get("cu_seqlens") is not None:
             seqlen = bounds_of(self._arguments["cu_seqlens"])[-1]
@@ -343,10 +344,11 @@ class Served:
             raise ValueError("seqlen: must be registered for chunked attention over a group; got None; pass "
                              "burst.register(group, seqlen=...)")
         restarts = masks.chunks_restart()
-        rows = []
-        for row in documents or ((0,),):
-            starts = sorted({0, *row})
-            cuts = [range(begin if restarts else -(-begin // chunk) * chunk, end, chunk)
+        rows, documents = [], documents or ((0,),)
+        for i in range(max(len(documents), len(firsts))):
+            first = firsts[i % len(firsts)]
+            starts = sorted({0, *documents[i % len(documents)], *([first] if restarts else [])})
+            cuts = [range(begin if restarts else begin + (first - begin) % chunk, end, chunk)
                     for begin, end in zip(starts, starts[1:] + [seqlen])]
             rows.append(tuple(sorted({*starts}.union(*cuts))))
         return tuple(rows)
