@@ -377,8 +377,10 @@ class Served:
         if is_compiling():
             raise ValueError("cu_seq_lens_q: must be left out where a model or its layers are compiled; pass packed "
                              "position_ids to compiled layers")
-        read = lambda given: (self._lengths.of(bounds_of, given) if isinstance(given, torch.Tensor) else
-                              bounds_of(given))
+
+        def read(given):
+            return self._lengths.of(bounds_of, given) if isinstance(given, torch.Tensor) else bounds_of(given)
+
         bounds = read(of_queries)
         if of_keys is not of_queries and bounds != read(of_keys):
             raise ValueError("cu_seq_lens_k: it must be equal to cu_seq_lens_q" + masks.INSTEAD)

@@ -145,7 +145,8 @@ TEST_F(ChatTemplatesTest, ATemplateOfAnotherPlace) {
   std::filesystem::create_directories(folder_ + "/other");
   Write("other/mine.jinja", "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}");
   const Strings file = {"--template=other/mine.jinja"};
-  ExpectOneError(Render(kChat, file), "--tokenizer: must be a folder with tokenizer_config.json");
+  ExpectOneError(Render(kChat, file), "must have tokenizer_config.json, because the template");
+  ExpectOneError(Render(kChat, {file[0], "--tokenizer=none"}), "--tokenizer: must be a folder");
   ASSERT_EQ(Render(kChat, {file[0], "--tokenizer=model"}).exit_code, 0);
   EXPECT_EQ(Texts(), (Strings{"<bos>ab"}));
   const std::string pair = R"({"prompt": "a", "completion": "b"})";
@@ -215,6 +216,7 @@ TEST_F(ChatTemplatesTest, BrokenTemplates) {
   for (const char* processor :
        {R"({"type": "TemplateProcessing", "single": null})", "[1]",
         R"({"type": "RobertaProcessing", "cls": null})",
+        R"({"type": "RobertaProcessing", "cls": []})",
         R"({"type": "TemplateProcessing", "single": [{"SpecialToken": 1}]})"}) {
     Write("model/tokenizer.json", absl::StrCat(R"({"post_processor": )", processor, "}"));
     ExpectOneError(Render(kChat), "post_processor must be of the library tokenizers");

@@ -46,6 +46,8 @@ class Template:
     """
 
     def __init__(self, path, tokenizer=None):
+        if tokenizer is not None and not tokenizer.is_dir():
+            raise SystemExit(f"error: --tokenizer: must be a folder; got {tokenizer}; give the model's folder")
         self._path = path
         self._tokenizer = tokenizer or (path if path.is_dir() else path.parent)
         self.files = []  # that were read
@@ -79,8 +81,8 @@ class Template:
         if any((self._tokenizer / name).is_file() for name in TOKEN_FILES):
             return
         raise SystemExit(
-            f"error: --tokenizer: must be a folder with tokenizer_config.json; got {self._tokenizer}, and {why}; "
-            "give the model's folder"
+            f"error: --template: {self._tokenizer} must have tokenizer_config.json, because {why}; got none; put the "
+            "model's there, or give //train:chats --tokenizer=MODEL_DIR"
         )
 
     def _read(self, path):
@@ -93,7 +95,7 @@ class Template:
             raise SystemExit(f"error: --template: {path}: must be UTF-8; got: {error}; save it as UTF-8")
 
     def _json(self, path):
-        """Returns the object in a JSON file; {} if there is no such file."""
+        """Returns the object in a JSON file, or {} without the file."""
         if not path.is_file():
             return {}
         try:
@@ -148,7 +150,7 @@ class Template:
         path = self._tokenizer / "tokenizer.json"
         try:
             before = "".join(_tokens_before(self._json(path).get("post_processor")))
-        except (AttributeError, KeyError, TypeError):
+        except (AttributeError, LookupError, TypeError):
             raise SystemExit(
                 f"error: --template: {path}: post_processor must be of the library tokenizers; got another form; take "
                 "the model's own file"
